@@ -1,0 +1,1 @@
+"""Read checkpoints of others (Hugging Face, GGUF) and write the native one."""

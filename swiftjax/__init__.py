@@ -1,0 +1,43 @@
+"""SwiftJAX: an LLM inference engine in JAX for NVIDIA GPUs.
+
+Public names are resolved on first use, so that `import swiftjax` loads neither jax nor grpc.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from swiftjax.api import Engine as Engine
+    from swiftjax.api import start_async_engine as start_async_engine
+    from swiftjax.config import EngineConfig as EngineConfig
+    from swiftjax.engine.async_engine import AsyncEngine as AsyncEngine
+    from swiftjax.engine.request import GenerationConfig as GenerationConfig
+    from swiftjax.engine.request import RequestOutput as RequestOutput
+    from swiftjax.errors import SwiftJaxError as SwiftJaxError
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Engine": "swiftjax.api",
+    "start_async_engine": "swiftjax.api",
+    "AsyncEngine": "swiftjax.engine.async_engine",
+    "EngineConfig": "swiftjax.config",
+    "GenerationConfig": "swiftjax.engine.request",
+    "RequestOutput": "swiftjax.engine.request",
+    "SwiftJaxError": "swiftjax.errors",
+    "CheckpointError": "swiftjax.errors",
+    "InvalidRequestError": "swiftjax.errors",
+    "UnsupportedError": "swiftjax.errors",
+}
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'swiftjax' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_HOMES]

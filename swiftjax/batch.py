@@ -1,0 +1,53 @@
+"""The one value that the control plane and the data plane share: what a single step computes.
+
+On the host it holds numpy arrays (built in `engine/batching.py`, the only place that pads); inside
+`jit` the same class is a pytree of traced arrays.
+
+Dimension alphabet, used in annotations, einsums and comments everywhere:
+
+    T  tokens in this step (padded)          N  query heads        P  pages in the pool
+    B  sequences in this step (padded)       K  KV heads           S  slots per page
+    R  rows that get logits (padded)         G  N / K              M  max pages per sequence
+    D  model width    F  MLP width           H  head width         V  vocabulary    L  layers
+"""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+Array = Any  # a numpy array on the host, a jax array inside jit; this module imports neither
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingBatch:
+    """How each of the R rows is sampled. Greedy is temperature 0: a row like any other."""
+
+    temperature: Array  # [R] float32
+    top_k: Array  # [R] int32, 0 keeps the whole vocabulary
+    top_p: Array  # [R] float32
+    seeds: Array  # [R 2] int32, the two halves of a 64-bit seed (bits, not values)
+    sample_positions: Array  # [R] int32, position of the token that will be sampled
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batch:
+    """One ragged step: prefill chunks and decodes mixed, tokens of a sequence side by side.
+
+    Padding: token_ids and positions 0, slot_mapping P*S (past the end, so the write is dropped),
+    context_lens 0, page_table 0 under the mask of context_lens, query_starts repeats its last
+    value. `-1` is never used as an index. A step in which every sequence has exactly one new token
+    has T == B (a decode bucket); every other bucket has T > B, so the shapes alone say which.
+    """
+
+    token_ids: Array  # [T] int32
+    positions: Array  # [T] int32
+    slot_mapping: Array  # [T] int32, page * S + offset
+    query_starts: Array  # [B+1] int32, first token of each sequence
+    context_lens: Array  # [B] int32, tokens attended after this step
+    prompt_lens: Array  # [B] int32, length of the prompt (dynamic RoPE scales by it)
+    page_table: Array  # [B M] int32
+    sample_rows: Array  # [R] int32, index into T
+    sampling: SamplingBatch
+
+
+BATCH_FIELDS = tuple(f.name for f in fields(Batch) if f.name != "sampling")
+SAMPLING_FIELDS = tuple(f.name for f in fields(SamplingBatch))

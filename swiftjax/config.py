@@ -1,0 +1,293 @@
+"""Frozen configuration: what the model is (read from config.json) and how the engine runs it.
+
+Derived numbers are properties, never written back. `ModelConfig.from_hf` refuses by name what the
+model code does not compute, so that a checkpoint either runs exactly or not at all.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from swiftjax.errors import InvalidRequestError, UnsupportedError
+
+logger = logging.getLogger(__name__)
+
+RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn"]
+ROPE_KINDS: tuple[RopeKind, ...] = ("default", "linear", "dynamic", "llama3", "yarn")
+Dtype = Literal["float32", "bfloat16", "float16"]
+DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16", "float16")
+
+# model_type in config.json -> the class name HF gives the causal model
+FAMILIES: dict[str, str] = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RopeConfig:
+    """Rotary position embedding and its scaling; fields not used by a kind are ignored."""
+
+    kind: RopeKind = "default"
+    theta: float = 10_000.0
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position: int = 0
+    attention_factor: float | None = None
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelConfig:
+    """One member of the LLaMA family, described completely by numbers and flags."""
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position: int
+    rms_norm_eps: float = 1e-5
+    rope: RopeConfig = field(default_factory=RopeConfig)
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    tie_word_embeddings: bool = False
+    layer_windows: tuple[int, ...] = ()  # per layer: tokens attended, 0 = all; () = all layers full
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    dtype: Dtype | None = None  # as the checkpoint names it
+
+    def window(self, layer: int) -> int:
+        """Sliding window of a layer in tokens (the token itself included), 0 for full attention."""
+        return self.layer_windows[layer] if self.layer_windows else 0
+
+    @staticmethod
+    def from_hf(
+        config: Mapping[str, Any], generation: Mapping[str, Any] | None = None
+    ) -> "ModelConfig":
+        """Read a Hugging Face config.json (and generation_config.json).
+
+        Raises UnsupportedError for an architecture, rope kind or option the model code lacks, and
+        InvalidRequestError for a missing or impossible number.
+        """
+        family = _family(config)
+        _refuse_unknown_options(config, family)
+        num_heads = _positive_int(config, "num_attention_heads")
+        num_kv_heads = _positive_int(config, "num_key_value_heads", num_heads)
+        hidden_size = _positive_int(config, "hidden_size")
+        num_layers = _positive_int(config, "num_hidden_layers")
+        if num_heads % num_kv_heads:
+            raise InvalidRequestError(
+                f"num_attention_heads ({num_heads}) is not a multiple of "
+                f"num_key_value_heads ({num_kv_heads}) in config.json"
+            )
+        head_dim = _positive_int(
+            config, "head_dim", 128 if family == "qwen3" else hidden_size // num_heads
+        )
+        if head_dim % 2:
+            raise UnsupportedError(
+                f"head_dim is {head_dim}; rotary embedding needs an even head_dim"
+            )
+        max_position = _positive_int(config, "max_position_embeddings")
+        attention_bias = bool(config.get("attention_bias", False))
+        return ModelConfig(
+            family=family,
+            vocab_size=_positive_int(config, "vocab_size"),
+            hidden_size=hidden_size,
+            intermediate_size=_positive_int(config, "intermediate_size"),
+            num_layers=num_layers,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            max_position=max_position,
+            rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+            rope=read_rope(config, max_position),
+            qkv_bias=family == "qwen2" or (family in ("llama", "qwen3") and attention_bias),
+            output_bias=family in ("llama", "qwen3") and attention_bias,
+            mlp_bias=family == "llama" and bool(config.get("mlp_bias", False)),
+            qk_norm=family == "qwen3",
+            tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+            layer_windows=_layer_windows(config, family, num_layers),
+            bos_token_id=config.get("bos_token_id"),
+            eos_token_ids=_eos_token_ids(config, generation or {}),
+            dtype=_dtype(config),
+        )
+
+
+def _family(config: Mapping[str, Any]) -> str:
+    model_type = config.get("model_type")
+    if model_type in FAMILIES:
+        return str(model_type)
+    architectures = config.get("architectures") or []
+    for family, architecture in FAMILIES.items():
+        if model_type is None and architecture in architectures:
+            return family
+    raise UnsupportedError(
+        f"model_type {model_type!r} (architectures {list(architectures)}) is not supported; "
+        f"SwiftJAX runs {', '.join(sorted(FAMILIES))} (SmolLM2 and TinyLlama are 'llama')"
+    )
+
+
+def _refuse_unknown_options(config: Mapping[str, Any], family: str) -> None:
+    if (act := config.get("hidden_act", "silu")) not in ("silu", "swish"):
+        raise UnsupportedError(
+            f"hidden_act {act!r} is not supported; the {family} model computes 'silu'"
+        )
+    if method := (config.get("quantization_config") or {}).get("quant_method"):
+        raise UnsupportedError(
+            f"the checkpoint is quantised ({method}); give the unquantised checkpoint instead"
+        )
+    if (partial := config.get("partial_rotary_factor", 1.0)) != 1.0:
+        raise UnsupportedError(f"partial_rotary_factor {partial} is not supported; only 1.0 is")
+
+
+def _positive_int(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    value = config.get(key)
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidRequestError(f"config.json: {key} must be a positive integer, not {value!r}")
+    return value
+
+
+def _layer_windows(config: Mapping[str, Any], family: str, num_layers: int) -> tuple[int, ...]:
+    # Mistral's config class gives an absent key 4096; only an explicit null means full attention.
+    window = config.get("sliding_window", 4096 if family == "mistral" else None)
+    if family == "llama" or not window:
+        return ()
+    if family == "mistral":
+        return (int(window),) * num_layers
+    if not config.get("use_sliding_window", False):
+        return ()
+    kinds = config.get("layer_types")
+    if kinds is None:
+        first = int(config.get("max_window_layers", 28))
+        kinds = ["sliding_attention" if i >= first else "full_attention" for i in range(num_layers)]
+    if len(kinds) != num_layers or set(kinds) - {"sliding_attention", "full_attention"}:
+        raise UnsupportedError(
+            f"layer_types {kinds!r:.200} does not describe {num_layers} known layers"
+        )
+    return tuple(int(window) if kind == "sliding_attention" else 0 for kind in kinds)
+
+
+def _eos_token_ids(config: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ...]:
+    """Unite both files: either may name one id, a list or nothing."""
+    ids: dict[int, None] = {}
+    for source in (generation, config):
+        value = source.get("eos_token_id")
+        for token_id in value if isinstance(value, list | tuple) else [value]:
+            if token_id is not None:
+                ids[int(token_id)] = None
+    return tuple(ids)
+
+
+def _dtype(config: Mapping[str, Any]) -> Dtype | None:
+    value = config.get("dtype", config.get("torch_dtype"))
+    if value is None:
+        return None
+    name = str(value).removeprefix("torch.")
+    for dtype in DTYPES:
+        if name == dtype:
+            return dtype
+    raise UnsupportedError(f"dtype {value!r} in config.json is not one of {', '.join(DTYPES)}")
+
+
+def read_rope(config: Mapping[str, Any], max_position: int) -> RopeConfig:
+    """RoPE parameters from `rope_parameters` (new spelling) or `rope_scaling` + `rope_theta`.
+
+    Where a theta stands both at the top level and inside the block, the block wins (with a warning
+    if they differ), as the newer spelling is the one a recent tool wrote.
+    """
+    block = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    kind = block.get("rope_type", block.get("type", "default"))
+    if kind not in ROPE_KINDS:
+        raise UnsupportedError(
+            f"rope type {kind!r} is not supported; known: {', '.join(ROPE_KINDS)}"
+        )
+    top, inner = config.get("rope_theta"), block.get("rope_theta")
+    if top is not None and inner is not None and float(top) != float(inner):
+        logger.warning(
+            "rope_theta is %s at the top level and %s in rope_parameters; the latter is used",
+            top,
+            inner,
+        )
+    theta = float(inner if inner is not None else top if top is not None else 10_000.0)
+    if kind != "default" and not isinstance(block.get("factor"), int | float):
+        raise InvalidRequestError(f"config.json: rope type {kind!r} needs a numeric 'factor'")
+    original = block.get("original_max_position_embeddings") or config.get(
+        "original_max_position_embeddings"
+    )
+    return RopeConfig(
+        kind=kind,
+        theta=theta,
+        factor=float(block.get("factor", 1.0)),
+        low_freq_factor=float(block.get("low_freq_factor", 1.0)),
+        high_freq_factor=float(block.get("high_freq_factor", 4.0)),
+        original_max_position=int(original or max_position),
+        attention_factor=block.get("attention_factor"),
+        beta_fast=float(block.get("beta_fast") or 32.0),
+        beta_slow=float(block.get("beta_slow") or 1.0),
+        mscale=block.get("mscale"),
+        mscale_all_dim=block.get("mscale_all_dim"),
+        truncate=bool(block.get("truncate", True)),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CacheConfig:
+    """The paged KV cache. `num_pages=None` takes what fits in the memory left after the weights."""
+
+    page_size: int
+    num_pages: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SchedulerConfig:
+    """Limits of one step."""
+
+    max_num_seqs: int = 8
+    max_num_batched_tokens: int = 512
+    max_queue_len: int = 1024
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineConfig:
+    """How to build an engine. `None` leaves the choice to the device and the checkpoint."""
+
+    model_path: str
+    dtype: Dtype | None = None
+    max_model_len: int | None = None
+    max_batch_size: int | None = None
+    max_total_token_num: int | None = None
+    max_num_batched_tokens: int | None = None
+    page_size: int | None = None
+    gpu_memory_utilization: float = 0.9
+    implementation: str | None = None
+    chat_template: str | None = None
+    show_progress: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.gpu_memory_utilization <= 1.0:
+            raise InvalidRequestError(
+                f"gpu_memory_utilization is {self.gpu_memory_utilization}; it must lie in (0, 1]"
+            )
+        for name in (
+            "max_model_len", "max_batch_size", "max_total_token_num", "max_num_batched_tokens", "page_size",
+        ):  # fmt: skip
+            value = getattr(self, name)
+            if value is not None and (
+                isinstance(value, bool) or not isinstance(value, int) or value < 1
+            ):
+                raise InvalidRequestError(f"{name} is {value!r}; it must be a positive integer")

@@ -1,0 +1,1 @@
+"""CONTROL PLANE: host only. Nothing in this folder imports jax."""

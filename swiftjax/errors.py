@@ -1,0 +1,60 @@
+"""Every error a user can meet. No transport code: `serving/status.py` maps them to gRPC and HTTP.
+
+SwiftJaxError
+├── InvalidRequestError    a bad value, an over-long prompt, a request that can never fit
+├── UnauthenticatedError   the API key is missing or wrong
+├── ForbiddenError         the API key lacks the right
+├── NotFoundError          unknown model or adapter
+├── DeadlineError          the deadline passed while the request was queued or running
+├── QueueFullError         the admission queue or a per-key limit is full
+├── NotReadyError          loading, warming up or draining
+├── EngineDeadError        the engine thread ended; nothing can be answered any more
+├── CheckpointError        a checkpoint is missing, broken or does not fit the model
+└── UnsupportedError       this architecture, shape, dtype or GPU is not supported
+
+Messages name the value, the limit and the remedy. `assert` is only for our own bugs.
+"""
+
+
+class SwiftJaxError(Exception):
+    """Base of every error raised on purpose."""
+
+
+class InvalidRequestError(SwiftJaxError, ValueError):
+    """A request that cannot be served as written."""
+
+
+class UnauthenticatedError(SwiftJaxError):
+    """The API key is missing or wrong."""
+
+
+class ForbiddenError(SwiftJaxError):
+    """The API key is valid but lacks the right."""
+
+
+class NotFoundError(SwiftJaxError):
+    """Unknown model or adapter."""
+
+
+class DeadlineError(SwiftJaxError):
+    """The request's deadline passed while it was queued or running."""
+
+
+class QueueFullError(SwiftJaxError):
+    """Too many requests are waiting."""
+
+
+class NotReadyError(SwiftJaxError):
+    """The engine is loading, warming up or draining."""
+
+
+class EngineDeadError(SwiftJaxError):
+    """The engine thread ended."""
+
+
+class CheckpointError(SwiftJaxError):
+    """A checkpoint is missing, broken or does not fit the model; lists every problem at once."""
+
+
+class UnsupportedError(SwiftJaxError, NotImplementedError):
+    """This architecture, shape, dtype or GPU is not supported."""

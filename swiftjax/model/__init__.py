@@ -1,0 +1,1 @@
+"""DATA PLANE: jax. Nothing in this folder imports the control plane (`swiftjax.engine`)."""
