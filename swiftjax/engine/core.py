@@ -1,0 +1,100 @@
+"""The engine itself: schedule, run, update. Knows no text, no transport and no thread.
+
+It belongs to whoever calls `step`: the blocking Engine, or the one engine thread behind an
+AsyncEngine. The device is reached through the Runner protocol only, so tests drive the whole
+control plane with a runner whose tokens can be computed by hand.
+"""
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from swiftjax.batch import Batch
+from swiftjax.engine.batching import Buckets, make_batch
+from swiftjax.engine.request import Request, StepOutput
+from swiftjax.engine.scheduler import Sampled, Scheduler
+
+
+class PendingTokens(Protocol):
+    """Tokens a dispatched step will have sampled."""
+
+    def wait(self, num_rows: int) -> Sampled:
+        """Block until the step is done and return its first `num_rows` rows."""
+        ...
+
+
+class Runner(Protocol):
+    """The data plane, as the control plane sees it."""
+
+    def dispatch(self, batch: Batch) -> PendingTokens:
+        """Start one step; the KV cache advances with every call."""
+        ...
+
+
+class EngineLimits(NamedTuple):
+    """What a request is checked against at the door."""
+
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+
+
+class CoreStats(NamedTuple):
+    """How busy the engine is."""
+
+    num_running: int
+    num_waiting: int
+    num_free_pages: int
+    num_pages: int
+
+
+class EngineCore:
+    """One scheduler and one runner, stepped by one caller."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        buckets: Buckets,
+        limits: EngineLimits,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.scheduler = scheduler
+        self.limits = limits
+        self._runner = runner
+        self._buckets = buckets
+        self._clock = clock
+
+    def submit(self, request: Request) -> None:
+        """Queue a request; raises InvalidRequestError or QueueFullError."""
+        self.scheduler.submit(request)
+
+    def abort(self, request_id: str) -> None:
+        """End a request; its last StepOutput comes from the next `step`."""
+        self.scheduler.abort(request_id)
+
+    def step(self) -> list[StepOutput]:
+        """Schedule, run, read, update."""
+        plan = self.scheduler.schedule(self._clock())
+        if not plan.work:
+            return self.scheduler.take_ended()
+        pool = self.scheduler.pool
+        num_slots = pool.num_pages * pool.page_size
+        batch = make_batch(plan, self._buckets, page_size=pool.page_size, num_slots=num_slots)
+        num_rows = sum(work.samples for work in plan.work)
+        return self.scheduler.update(plan, self._runner.dispatch(batch).wait(num_rows))
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` would do anything."""
+        return self.scheduler.has_work
+
+    def stats(self) -> CoreStats:
+        """A snapshot of queue and cache use."""
+        pool = self.scheduler.pool
+        return CoreStats(
+            num_running=self.scheduler.num_running,
+            num_waiting=self.scheduler.num_waiting,
+            num_free_pages=pool.num_free,
+            num_pages=pool.num_pages,
+        )

@@ -1,0 +1,116 @@
+"""A data plane that can be computed by hand: the next token is the last one plus one, modulo V."""
+
+import itertools
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from swiftjax.batch import Batch
+from swiftjax.config import SchedulerConfig
+from swiftjax.engine.batching import make_buckets
+from swiftjax.engine.core import EngineCore, EngineLimits
+from swiftjax.engine.page_pool import PagePool
+from swiftjax.engine.request import GenerationConfig, Request, resolve_request
+from swiftjax.engine.scheduler import Sampled, Scheduler
+
+
+class FakePending:
+    """Tokens that were ready from the start."""
+
+    def __init__(self, token_ids: list[int]) -> None:
+        self._token_ids = token_ids
+
+    def wait(self, num_rows: int) -> Sampled:
+        """The first rows, each with log-probability -0.5."""
+        return Sampled(self._token_ids[:num_rows], [-0.5] * num_rows)
+
+
+class FakeRunner:
+    """Answers every row with (last token + 1) mod V and remembers what it was asked."""
+
+    def __init__(self, vocab_size: int, delay: float = 0.0) -> None:
+        self.vocab_size = vocab_size
+        self.delay = delay  # seconds a step takes
+        self.batches: list[Batch] = []
+
+    def dispatch(self, batch: Batch) -> FakePending:
+        """Compute at once."""
+        self.batches.append(batch)
+        time.sleep(self.delay)
+        last = batch.token_ids[batch.sample_rows]
+        return FakePending([int(t) for t in (last + 1) % self.vocab_size])
+
+
+def make_fake_core(
+    *,
+    vocab_size: int = 100,
+    num_pages: int = 64,
+    page_size: int = 4,
+    max_model_len: int = 128,
+    max_num_seqs: int = 4,
+    max_num_batched_tokens: int = 16,
+    max_queue_len: int = 1024,
+    eos_token_ids: tuple[int, ...] = (),
+    delay: float = 0.0,
+    clock: Callable[[], float] = time.monotonic,
+) -> EngineCore:
+    """An EngineCore over a FakeRunner."""
+    config = SchedulerConfig(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_queue_len=max_queue_len,
+    )
+    buckets = make_buckets(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_pages=-(-max_model_len // page_size),
+    )
+    return EngineCore(
+        Scheduler(config, PagePool(num_pages, page_size)),
+        FakeRunner(vocab_size, delay),
+        buckets,
+        EngineLimits(vocab_size, max_model_len, eos_token_ids),
+        clock,
+    )
+
+
+_ids = itertools.count()
+
+
+def make_request(
+    core: EngineCore,
+    prompt: list[int],
+    config: GenerationConfig | None = None,
+    *,
+    request_id: str | None = None,
+    deadline: float | None = None,
+    seed: int = 0,
+) -> Request:
+    """A request checked against the core's limits."""
+    return resolve_request(
+        request_id or f"r{next(_ids)}",
+        prompt,
+        config or GenerationConfig(max_new_tokens=4),
+        vocab_size=core.limits.vocab_size,
+        max_model_len=core.limits.max_model_len,
+        eos_token_ids=core.limits.eos_token_ids,
+        fresh_seed=seed,
+        arrival_time=0.0,
+        deadline=deadline,
+    )
+
+
+def run_to_end(core: EngineCore) -> dict[str, list[int]]:
+    """Step until idle; the token ids of every request."""
+    tokens: dict[str, list[int]] = {}
+    while core.has_work:
+        for output in core.step():
+            tokens.setdefault(output.request_id, []).extend(output.token_ids)
+        core.scheduler.check_integrity()
+    return tokens
+
+
+def count_up(last: int, count: int, vocab_size: int) -> list[int]:
+    """What FakeRunner answers after `last`."""
+    return [int(t) for t in np.arange(last + 1, last + 1 + count) % vocab_size]
