@@ -1,7 +1,7 @@
-"""The one value that the control plane and the data plane share: what a single step computes.
+"""The values that the control plane and the data plane share: what a step computes and returns.
 
-On the host it holds numpy arrays (built in `engine/batching.py`, the only place that pads); inside
-`jit` the same class is a pytree of traced arrays.
+On the host a Batch holds numpy arrays (built in `engine/batching.py`, the only place that pads);
+inside `jit` the same class is a pytree of traced arrays.
 
 Dimension alphabet, used in annotations, einsums and comments everywhere:
 
@@ -11,10 +11,12 @@ Dimension alphabet, used in annotations, einsums and comments everywhere:
     D  model width    F  MLP width           H  head width         V  vocabulary    L  layers
 """
 
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-Array = Any  # a numpy array on the host, a jax array inside jit; this module imports neither
+import numpy as np
+
+Array = Any  # a numpy array on the host, a jax array inside jit; this module imports no jax
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,5 +51,39 @@ class Batch:
     sampling: SamplingBatch
 
 
-BATCH_FIELDS = tuple(f.name for f in fields(Batch) if f.name != "sampling")
-SAMPLING_FIELDS = tuple(f.name for f in fields(SamplingBatch))
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchShape:
+    """The padded sizes of one compiled step."""
+
+    num_tokens: int  # T
+    num_seqs: int  # B, and R: one sampled row per sequence
+    max_pages: int  # M
+
+
+def empty_batch(shape: BatchShape, num_slots: int) -> Batch:
+    """A batch of nothing but padding: what a warm-up runs, and what `make_batch` fills in."""
+    tokens, seqs, pages = shape.num_tokens, shape.num_seqs, shape.max_pages
+    return Batch(
+        token_ids=np.zeros(tokens, np.int32),
+        positions=np.zeros(tokens, np.int32),
+        slot_mapping=np.full(tokens, num_slots, np.int32),
+        query_starts=np.zeros(seqs + 1, np.int32),
+        context_lens=np.zeros(seqs, np.int32),
+        prompt_lens=np.zeros(seqs, np.int32),
+        page_table=np.zeros((seqs, pages), np.int32),
+        sample_rows=np.zeros(seqs, np.int32),
+        sampling=SamplingBatch(
+            temperature=np.zeros(seqs, np.float32),
+            top_k=np.zeros(seqs, np.int32),
+            top_p=np.ones(seqs, np.float32),
+            seeds=np.zeros((seqs, 2), np.int32),
+            sample_positions=np.zeros(seqs, np.int32),
+        ),
+    )
+
+
+class Sampled(NamedTuple):
+    """What a step returned to the host for its sampled rows, in plan order."""
+
+    token_ids: list[int]
+    logprobs: list[float]

@@ -276,18 +276,20 @@ class EngineConfig:
     gpu_memory_utilization: float = 0.9
     implementation: str | None = None
     chat_template: str | None = None
-    show_progress: bool = False
+    max_queue_len: int = 1024
 
     def __post_init__(self) -> None:
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise InvalidRequestError(
                 f"gpu_memory_utilization is {self.gpu_memory_utilization}; it must lie in (0, 1]"
             )
-        for name in (
-            "max_model_len", "max_batch_size", "max_total_token_num", "max_num_batched_tokens", "page_size",
-        ):  # fmt: skip
-            value = getattr(self, name)
-            if value is not None and (
-                isinstance(value, bool) or not isinstance(value, int) or value < 1
-            ):
-                raise InvalidRequestError(f"{name} is {value!r}; it must be a positive integer")
+        for name, value in (
+            ("max_model_len", self.max_model_len),
+            ("max_batch_size", self.max_batch_size),
+            ("max_total_token_num", self.max_total_token_num),
+            ("max_num_batched_tokens", self.max_num_batched_tokens),
+            ("page_size", self.page_size),
+            ("max_queue_len", self.max_queue_len),
+        ):
+            if value is not None and value < 1:
+                raise InvalidRequestError(f"{name} is {value}; it must be a positive integer")

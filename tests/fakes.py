@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from swiftjax.batch import Batch
+from swiftjax.batch import Batch, Sampled
 from swiftjax.config import SchedulerConfig
 from swiftjax.engine.batching import make_buckets
 from swiftjax.engine.core import EngineCore, EngineLimits
 from swiftjax.engine.page_pool import PagePool
 from swiftjax.engine.request import GenerationConfig, Request, resolve_request
-from swiftjax.engine.scheduler import Sampled, Scheduler
+from swiftjax.engine.scheduler import Scheduler
 
 
 class FakePending:

@@ -9,18 +9,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from swiftjax.batch import Batch, SamplingBatch
+from swiftjax.batch import Batch, BatchShape, SamplingBatch, empty_batch
 from swiftjax.engine.request import Request
 from swiftjax.engine.scheduler import Plan
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BatchShape:
-    """The padded sizes of one compiled step."""
-
-    num_tokens: int  # T
-    num_seqs: int  # B, and R: one sampled row per sequence
-    max_pages: int  # M
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,28 +49,6 @@ def make_buckets(
         mixed=tuple(
             BatchShape(num_tokens=t, num_seqs=max_num_seqs, max_pages=max_pages)
             for t in reversed(tokens)
-        ),
-    )
-
-
-def empty_batch(shape: BatchShape, num_slots: int) -> Batch:
-    """A batch of nothing but padding: what a warm-up runs, and what `make_batch` fills in."""
-    tokens, seqs, pages = shape.num_tokens, shape.num_seqs, shape.max_pages
-    return Batch(
-        token_ids=np.zeros(tokens, np.int32),
-        positions=np.zeros(tokens, np.int32),
-        slot_mapping=np.full(tokens, num_slots, np.int32),
-        query_starts=np.zeros(seqs + 1, np.int32),
-        context_lens=np.zeros(seqs, np.int32),
-        prompt_lens=np.zeros(seqs, np.int32),
-        page_table=np.zeros((seqs, pages), np.int32),
-        sample_rows=np.zeros(seqs, np.int32),
-        sampling=SamplingBatch(
-            temperature=np.zeros(seqs, np.float32),
-            top_k=np.zeros(seqs, np.int32),
-            top_p=np.ones(seqs, np.float32),
-            seeds=np.zeros((seqs, 2), np.int32),
-            sample_positions=np.zeros(seqs, np.int32),
         ),
     )
 

@@ -7,14 +7,15 @@ control plane with a runner whose tokens can be computed by hand.
 
 import time
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
-from swiftjax.batch import Batch
+from swiftjax.batch import Batch, Sampled
 from swiftjax.engine.batching import Buckets, make_batch
 from swiftjax.engine.request import Request, StepOutput
-from swiftjax.engine.scheduler import Sampled, Scheduler
+from swiftjax.engine.scheduler import Scheduler
 
 
+@runtime_checkable
 class PendingTokens(Protocol):
     """Tokens a dispatched step will have sampled."""
 
@@ -23,6 +24,7 @@ class PendingTokens(Protocol):
         ...
 
 
+@runtime_checkable
 class Runner(Protocol):
     """The data plane, as the control plane sees it."""
 

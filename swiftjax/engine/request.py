@@ -24,9 +24,10 @@ class GenerationConfig:
     """How to generate. Raises InvalidRequestError for a value outside its range.
 
     `max_new_tokens` beyond what max_model_len leaves (None: no limit of its own) is cut to what
-    is left, and the answer then ends with finish_reason "length". `temperature=0` is greedy. `top_k` 0 or
-    -1 keeps the whole vocabulary; `top_p=0` keeps the most likely token only. Without a `seed` the
-    engine draws a fresh one per request; the same seed gives the same tokens in any batch.
+    is left, and the answer then ends with finish_reason "length". `temperature=0` is greedy.
+    `top_k` 0 or -1 keeps the whole vocabulary; `top_p=0` keeps the most likely token only. Without
+    a `seed` the engine draws a fresh one per request; the same seed gives the same tokens in any
+    batch.
     """
 
     max_new_tokens: int | None = 256
@@ -76,7 +77,7 @@ def _check_stops(stop: tuple[str, ...], stop_token_ids: tuple[int, ...]) -> None
             raise InvalidRequestError(f"stop strings must be non-empty text, not {text!r:.80}")
         if len(text.encode("utf-8", "surrogatepass")) > MAX_STOP_BYTES:
             raise InvalidRequestError(
-                f"a stop string of {len(text)} characters is over the {MAX_STOP_BYTES} bytes allowed"
+                f"a stop string of {len(text)} characters is over {MAX_STOP_BYTES} bytes"
             )
     if len(stop_token_ids) > MAX_STOP_TOKEN_IDS:
         raise InvalidRequestError(

@@ -9,6 +9,7 @@ nothing is ever preempted. Same calls, same plans.
 from collections import deque
 from typing import NamedTuple
 
+from swiftjax.batch import Sampled
 from swiftjax.config import SchedulerConfig
 from swiftjax.engine.page_pool import PagePool
 from swiftjax.engine.request import FinishReason, Request, StepOutput
@@ -29,13 +30,6 @@ class Plan(NamedTuple):
     """One step, in the order of its rows."""
 
     work: tuple[Work, ...]
-
-
-class Sampled(NamedTuple):
-    """What the device returned for the sampled rows of a plan, in plan order."""
-
-    token_ids: list[int]
-    logprobs: list[float]
 
 
 class Scheduler:

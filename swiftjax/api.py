@@ -1,0 +1,232 @@
+"""What users import: the blocking `Engine`, and `start_async_engine` for everything concurrent.
+
+Both stand on one EngineCore made by `build_core`. The blocking engine runs in the caller's thread
+and shares detokenizing and stop strings with the asynchronous one.
+"""
+
+import itertools
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as SequenceOf
+
+import numpy as np
+
+from swiftjax.build import BuiltCore as BuiltCore
+from swiftjax.build import build_core as build_core
+from swiftjax.config import Dtype, EngineConfig
+from swiftjax.engine.async_engine import AsyncEngine, ThreadLink
+from swiftjax.engine.detokenizer import TextStream
+from swiftjax.engine.request import (
+    MAX_TOKENS,
+    GenerationConfig,
+    Prompt,
+    Request,
+    RequestOutput,
+    StepOutput,
+    Timings,
+    resolve_request,
+)
+from swiftjax.engine.tokenizer import Tokenizer
+from swiftjax.errors import InvalidRequestError, NotFoundError, SwiftJaxError
+
+
+def start_async_engine(
+    config: EngineConfig, progress: Callable[[int, int], None] | None = None
+) -> AsyncEngine:
+    """Build a core and put it behind an engine thread of this process."""
+    built = build_core(config, progress)
+    return AsyncEngine(ThreadLink(built.core), built.tokenizer, built.core.limits)
+
+
+class _Answer:
+    """The answer to one request while it grows."""
+
+    def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
+        self.request = request
+        self._text_stream = TextStream(tokenizer, request.generation)
+        self._token_ids: list[int] = []
+        self._logprobs: list[float] = []
+        self._text: list[str] = []
+        self._first_token: float | None = None
+
+    def add(self, output: StepOutput) -> RequestOutput | None:
+        """Take one step's output; the whole answer once it has ended."""
+        now = time.monotonic() - self.request.arrival_time
+        if output.token_ids and self._first_token is None:
+            self._first_token = now
+        self._token_ids += output.token_ids
+        self._logprobs += output.logprobs
+        delta = self._text_stream.push(output.token_ids, output.finish_reason)
+        self._text.append(delta.text)
+        if delta.finish_reason is None:
+            return None
+        return RequestOutput(
+            request_id=self.request.request_id,
+            prompt_token_ids=self.request.prompt_token_ids,
+            token_ids=tuple(self._token_ids),
+            logprobs=tuple(self._logprobs),
+            text="".join(self._text),
+            finish_reason=delta.finish_reason,
+            timings=Timings(first_token=self._first_token, total=now),
+        )
+
+
+class Engine:
+    """The blocking engine: one caller, one thread.
+
+    `generate` answers prompts; `add_request`, `step`, `is_request_finished` and
+    `get_completed_requests` are the same engine one step at a time. `max_total_token_num` is the
+    size of the KV cache in tokens and `max_batch_size` the number of requests that run together;
+    None leaves a choice to the device and the checkpoint.
+    """
+
+    def __init__(
+        self,
+        model_path: str,
+        *,
+        max_batch_size: int | None = None,
+        max_total_token_num: int | None = None,
+        gpu_memory_utilization: float = 0.9,
+        max_model_len: int | None = None,
+        dtype: Dtype | None = None,
+        page_size: int | None = None,
+        max_num_batched_tokens: int | None = None,
+        implementation: str | None = None,
+        chat_template: str | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        config = EngineConfig(
+            model_path=model_path,
+            max_batch_size=max_batch_size,
+            max_total_token_num=max_total_token_num,
+            gpu_memory_utilization=gpu_memory_utilization,
+            max_model_len=max_model_len,
+            dtype=dtype,
+            page_size=page_size,
+            max_num_batched_tokens=max_num_batched_tokens,
+            implementation=implementation,
+            chat_template=chat_template,
+            max_queue_len=MAX_TOKENS,  # whoever calls a blocking engine is the only one to wait
+        )
+        self._take(build_core(config, progress))
+
+    @classmethod
+    def from_core(cls, built: BuiltCore) -> "Engine":
+        """Wrap a core that `build_core` made."""
+        engine = cls.__new__(cls)
+        engine._take(built)
+        return engine
+
+    def _take(self, built: BuiltCore) -> None:
+        self.built = built
+        self.tokenizer = built.tokenizer
+        self._core = built.core
+        self._growing: dict[str, _Answer] = {}
+        self._completed: dict[str, RequestOutput] = {}
+        self._ids = itertools.count()
+
+    def generate(
+        self,
+        prompts: str | SequenceOf[Prompt] | SequenceOf[int] | np.ndarray | None = None,
+        generation_config: GenerationConfig | None = None,
+        *,
+        input_ids: SequenceOf[SequenceOf[int]] | SequenceOf[int] | np.ndarray | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one prompt or several together; one RequestOutput each, in order.
+
+        A prompt is text or token ids. Text is tokenised as it stands: render chat messages with
+        `engine.tokenizer.apply_chat_template` first. Raises InvalidRequestError for any bad prompt
+        before the first token of any is computed.
+        """
+        given = [p for p in (prompts, input_ids) if p is not None]
+        if len(given) != 1:
+            raise InvalidRequestError("give either prompts or input_ids")
+        requests = [self._resolve(p, generation_config, None) for p in _as_list(given[0])]
+        request_ids = self._submit_all(requests)
+        while not all(request_id in self._completed for request_id in request_ids):
+            self.step()
+        return [self._completed.pop(request_id) for request_id in request_ids]
+
+    def add_request(
+        self,
+        prompt: Prompt,
+        gen_config: GenerationConfig | None = None,
+        *,
+        request_id: str | None = None,
+    ) -> str:
+        """Queue one request and return its id."""
+        return self._submit(self._resolve(prompt, gen_config, request_id))
+
+    def abort_request(self, request_id: str) -> None:
+        """End a request; what it made so far comes out as completed, with reason "abort"."""
+        self._core.abort(request_id)
+
+    def step(self) -> list[StepOutput]:
+        """Compute one token for every running request; returns what each got."""
+        outputs = self._core.step()
+        for output in outputs:
+            answer = self._growing.get(output.request_id)
+            done = None if answer is None else answer.add(output)
+            if done is not None:
+                del self._growing[output.request_id]
+                self._completed[output.request_id] = done
+                if output.finish_reason is None:  # a stop string, which only the text side sees
+                    self._core.abort(output.request_id)
+        return outputs
+
+    def is_request_finished(self, request_id: str) -> bool:
+        """Whether its answer is complete; raises NotFoundError for an id never given out."""
+        if request_id in self._growing:
+            return False
+        if request_id in self._completed:
+            return True
+        raise NotFoundError(f"no request {request_id!r}: unknown, or its answer was handed over")
+
+    def get_completed_requests(self) -> list[RequestOutput]:
+        """Hand over the answers completed since the last call, each once."""
+        completed, self._completed = self._completed, {}
+        return list(completed.values())
+
+    def _resolve(
+        self, prompt: Prompt, config: GenerationConfig | None, request_id: str | None
+    ) -> Request:
+        limits = self._core.limits
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        return resolve_request(
+            request_id or f"request-{next(self._ids)}",
+            [int(i) if isinstance(i, np.integer) else i for i in ids],
+            config or GenerationConfig(),
+            vocab_size=limits.vocab_size,
+            max_model_len=limits.max_model_len,
+            eos_token_ids=limits.eos_token_ids,
+            fresh_seed=secrets.randbits(64),
+            arrival_time=time.monotonic(),
+        )
+
+    def _submit_all(self, requests: list[Request]) -> list[str]:
+        try:
+            return [self._submit(request) for request in requests]
+        except SwiftJaxError:
+            for request in requests:
+                self._core.abort(request.request_id)
+                self._growing.pop(request.request_id, None)
+            raise
+
+    def _submit(self, request: Request) -> str:
+        if request.request_id in self._completed:
+            raise InvalidRequestError(f"request id {request.request_id!r} is already in use")
+        self._core.submit(request)
+        self._growing[request.request_id] = _Answer(request, self.tokenizer)
+        return request.request_id
+
+
+def _as_list(prompts: object) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    items = prompts.tolist() if isinstance(prompts, np.ndarray) else prompts
+    if isinstance(items, Mapping) or not isinstance(items, SequenceOf):
+        raise InvalidRequestError(
+            f"prompts must be text, token ids or a list of these, not {type(prompts).__name__}"
+        )
+    return [list(items)] if items and all(isinstance(i, int) for i in items) else list(items)

@@ -1,0 +1,160 @@
+"""The one place where the planes meet: `build_core` makes a finished engine core from a path.
+
+It knows the order: device memory fraction, weights, memory budget, runner, scheduler. Everything it
+calls is finished when its constructor returns. Called by `api.py` and the CLI.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from swiftjax import kernels
+from swiftjax.config import EngineConfig, ModelConfig, SchedulerConfig
+from swiftjax.converters.demo_model import resolve_model
+from swiftjax.converters.load import load_checkpoint
+from swiftjax.engine.batching import Buckets, make_buckets
+from swiftjax.engine.core import EngineCore, EngineLimits
+from swiftjax.engine.page_pool import PagePool
+from swiftjax.engine.scheduler import Scheduler
+from swiftjax.engine.tokenizer import Tokenizer
+from swiftjax.errors import InvalidRequestError
+from swiftjax.memory import GIB, MemoryPlan, plan_pages, temporaries
+from swiftjax.model.kv_cache import bytes_per_page
+from swiftjax.model.runner import ModelRunner, make_runner
+
+logger = logging.getLogger(__name__)
+
+# Without a GPU the cache competes with everything else on the machine.
+CPU_CACHE_BYTES = GIB
+# What graphs, cuBLAS and the driver take outside the pool that JAX manages.
+GPU_MARGIN_BYTES = GIB // 2
+
+
+class BuiltCore(NamedTuple):
+    """A finished engine core and what stands around it."""
+
+    core: EngineCore
+    tokenizer: Tokenizer
+    model_config: ModelConfig
+    runner: ModelRunner
+    buckets: Buckets
+    memory: MemoryPlan
+
+    def warm_up(self, progress: Callable[[int, int], None] | None = None) -> float:
+        """Compile every step shape; afterwards no request waits for the compiler."""
+        return self.runner.warm_up(self.buckets.all, progress)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Sizes:
+    """The numbers that `None` in an EngineConfig leaves to the device and the model."""
+
+    max_model_len: int
+    page_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    min_decode: int
+
+    @property
+    def max_pages_per_seq(self) -> int:
+        return -(-self.max_model_len // self.page_size)
+
+
+def build_core(
+    config: EngineConfig, progress: Callable[[int, int], None] | None = None
+) -> BuiltCore:
+    """Load a model and assemble its engine; `progress` gets (bytes read, bytes in all).
+
+    Raises CheckpointError, UnsupportedError or InvalidRequestError before any request is taken.
+    """
+    path = resolve_model(config.model_path)
+    _set_memory_fraction(config.gpu_memory_utilization)
+    loaded = load_checkpoint(path, dtype=config.dtype, progress=progress)
+    model = loaded.config
+    sizes = _choose_sizes(config, model)
+    implementation = kernels.choose_implementation(jax.default_backend(), config.implementation)
+    plan = _plan_memory(config, model, loaded.params, sizes)
+    runner = make_runner(
+        model,
+        loaded.params,
+        num_pages=plan.num_pages,
+        page_size=sizes.page_size,
+        max_model_len=sizes.max_model_len,
+        implementation=implementation,
+    )
+    buckets = make_buckets(
+        max_num_seqs=sizes.max_num_seqs,
+        max_num_batched_tokens=sizes.max_num_batched_tokens,
+        max_pages=sizes.max_pages_per_seq,
+        min_decode=sizes.min_decode,
+    )
+    scheduling = SchedulerConfig(
+        max_num_seqs=sizes.max_num_seqs,
+        max_num_batched_tokens=sizes.max_num_batched_tokens,
+        max_queue_len=config.max_queue_len,
+    )
+    tokenizer = Tokenizer(loaded.tokenizer_files, chat_template=config.chat_template)
+    limits = EngineLimits(model.vocab_size, sizes.max_model_len, model.eos_token_ids)
+    scheduler = Scheduler(scheduling, PagePool(plan.num_pages, sizes.page_size))
+    core = EngineCore(scheduler, runner, buckets, limits)
+    logger.info("%s kernels; memory:\n%s", implementation, plan.table())
+    return BuiltCore(core, tokenizer, model, runner, buckets, plan)
+
+
+def _set_memory_fraction(fraction: float) -> None:
+    """Must run before the first use of a device; only GPU clients read the option."""
+    jax.config.update("jax_pjrt_client_create_options", {"memory_fraction": fraction})
+
+
+def _choose_sizes(config: EngineConfig, model: ModelConfig) -> _Sizes:
+    on_gpu = jax.default_backend() == "gpu"
+    # Dynamic scaling exists to go beyond the trained length, every other kind states its own.
+    growth = model.rope.factor if model.rope.kind == "dynamic" else 1.0
+    longest = int(model.max_position * growth)
+    if config.max_model_len is not None and config.max_model_len > longest:
+        raise InvalidRequestError(
+            f"max_model_len is {config.max_model_len}; the model is made for {longest} tokens"
+        )
+    return _Sizes(
+        max_model_len=config.max_model_len or longest,
+        page_size=config.page_size or (64 if on_gpu else 16),
+        max_num_seqs=config.max_batch_size or (64 if on_gpu else 8),
+        max_num_batched_tokens=config.max_num_batched_tokens or (2048 if on_gpu else 512),
+        # On a GPU a matrix product of 8 rows is no slower than one of a single row.
+        min_decode=8 if on_gpu else 1,
+    )
+
+
+def _plan_memory(
+    config: EngineConfig, model: ModelConfig, params: dict[str, Array], sizes: _Sizes
+) -> MemoryPlan:
+    itemsize = jnp.dtype(model.dtype or "float32").itemsize
+    page_bytes = bytes_per_page(model, sizes.page_size, itemsize)
+    weights = sum(array.nbytes for array in params.values())
+    temporary = temporaries(
+        model,
+        num_tokens=max(sizes.max_num_batched_tokens, sizes.max_num_seqs + 1),
+        num_rows=sizes.max_num_seqs,
+        itemsize=itemsize,
+    )
+    stats = jax.local_devices()[0].memory_stats()
+    budget = stats["bytes_limit"] - GPU_MARGIN_BYTES if stats else None
+    asked = config.max_total_token_num
+    asked_pages = None if asked is None else -(-asked // sizes.page_size)
+    if budget is None:
+        wanted = max(CPU_CACHE_BYTES, (asked_pages or 0) * page_bytes)
+        budget = weights + temporary + wanted
+    return plan_pages(
+        budget=budget,
+        weights=weights,
+        temporaries=temporary,
+        page_bytes=page_bytes,
+        page_size=sizes.page_size,
+        max_pages=sizes.max_num_seqs * sizes.max_pages_per_seq,
+        asked_pages=asked_pages,
+    )

@@ -1,0 +1,80 @@
+"""The memory budget in plain numbers: weights, temporaries, and the pages that fit beside them.
+
+Pure functions of sizes; measures nothing itself. Used when an engine is built, and for the table
+that every out-of-memory message prints.
+"""
+
+from dataclasses import dataclass
+
+from swiftjax.config import ModelConfig
+from swiftjax.errors import InvalidRequestError
+
+GIB = 1024**3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryPlan:
+    """Where the device memory goes, in bytes; `num_pages` is what the KV cache gets."""
+
+    budget: int
+    weights: int
+    temporaries: int
+    page_bytes: int
+    page_size: int
+    num_pages: int
+
+    def table(self) -> str:
+        """The plan as a few aligned lines."""
+        kv = self.num_pages * self.page_bytes
+        rows = [
+            ("device memory usable", self.budget),
+            ("weights", self.weights),
+            ("temporaries of the largest step", self.temporaries),
+            (f"KV cache: {self.num_pages} pages of {self.page_size} tokens", kv),
+        ]
+        width = max(len(name) for name, _ in rows)
+        return "\n".join(f"  {name:<{width}}  {size / GIB:8.2f} GiB" for name, size in rows)
+
+
+def temporaries(config: ModelConfig, *, num_tokens: int, num_rows: int, itemsize: int) -> int:
+    """Bytes the largest step needs beside weights and cache: activations of the widest layer.
+
+    Four widths of the MLP and of qkv are alive at most around their matmuls; logits are float32
+    and sampling keeps about four copies of them.
+    """
+    heads = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    widest = 4 * config.intermediate_size + 2 * heads + 6 * config.hidden_size
+    return num_tokens * widest * itemsize * 2 + num_rows * config.vocab_size * 16
+
+
+def plan_pages(
+    *,
+    budget: int,
+    weights: int,
+    temporaries: int,
+    page_bytes: int,
+    page_size: int,
+    max_pages: int,
+    asked_pages: int | None,
+) -> MemoryPlan:
+    """Give the KV cache what is left, `max_pages` at most; or exactly `asked_pages`.
+
+    Raises InvalidRequestError with the table when what was asked, or one page, does not fit.
+    """
+    fitting = max(0, (budget - weights - temporaries) // page_bytes)
+    num_pages = min(fitting, max_pages) if asked_pages is None else asked_pages
+    plan = MemoryPlan(
+        budget=budget,
+        weights=weights,
+        temporaries=temporaries,
+        page_bytes=page_bytes,
+        page_size=page_size,
+        num_pages=num_pages,
+    )
+    if num_pages > fitting or num_pages == 0:
+        raise InvalidRequestError(
+            f"out of device memory: the KV cache would take {max(1, num_pages)} pages, "
+            f"{fitting} fit (max_total_token_num={fitting * page_size}).\n{plan.table()}\n"
+            "Lower max_total_token_num or max_num_batched_tokens, or raise gpu_memory_utilization"
+        )
+    return plan

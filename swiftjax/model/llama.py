@@ -1,0 +1,245 @@
+"""A functional LLaMA: ragged batch and KV cache in, hidden states and KV cache out.
+
+One module covers LLaMA 1-3.2, Mistral, Qwen2, Qwen3, SmolLM2 and TinyLlama by config alone. Layers
+are unrolled, with one array per layer and matrix (a scan over stacked weights made an H200 step
+three times slower). Modules are for construction and naming; `runner.py` splits them once and runs
+a pure function of a flat tuple of arrays. Dimension letters: `swiftjax/batch.py`.
+"""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+from jaxtyping import Array, Float
+
+from swiftjax import kernels
+from swiftjax.batch import Batch
+from swiftjax.config import ModelConfig
+from swiftjax.model.kv_cache import KVCache
+from swiftjax.model.linear import Linear
+from swiftjax.model.rope import RopeTable, apply_rope, dynamic_rope_angles, rope_angles
+
+
+@dataclass(frozen=True, slots=True)
+class LayerInputs:
+    """What every layer reads of a step, worked out once."""
+
+    batch: Batch
+    cos: Float[Array, "T H/2"]
+    sin: Float[Array, "T H/2"]
+    implementation: kernels.Implementation
+
+
+class RMSNorm(nnx.Module):
+    """Root-mean-square norm, computed in float32."""
+
+    def __init__(self, dim: int, *, eps: float, dtype: jnp.dtype) -> None:
+        self.scale = nnx.Param(jnp.ones((dim,), dtype))
+        self.eps = eps
+
+    def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
+        """Normalise the last axis."""
+        wide = x.astype(jnp.float32)
+        mean_square = jnp.mean(wide * wide, axis=-1, keepdims=True)
+        scale = lax.expand_dims(self.scale[...].astype(jnp.float32), range(x.ndim - 1))
+        return (wide * lax.rsqrt(mean_square + self.eps) * scale).astype(x.dtype)
+
+
+class Attention(nnx.Module):
+    """Grouped-query attention over the paged cache."""
+
+    def __init__(
+        self, config: ModelConfig, layer: int, *, dtype: jnp.dtype, rngs: nnx.Rngs
+    ) -> None:
+        c = config
+        self.num_heads, self.num_kv_heads, self.head_dim = c.num_heads, c.num_kv_heads, c.head_dim
+        self.window = c.window(layer)
+        width = c.num_heads * c.head_dim
+        qkv_width = width + 2 * c.num_kv_heads * c.head_dim
+        self.qkv = Linear(c.hidden_size, qkv_width, use_bias=c.qkv_bias, dtype=dtype, rngs=rngs)
+        self.output = Linear(width, c.hidden_size, use_bias=c.output_bias, dtype=dtype, rngs=rngs)
+        norm = (lambda: RMSNorm(c.head_dim, eps=c.rms_norm_eps, dtype=dtype)) if c.qk_norm else None
+        self.q_norm = norm() if norm else None
+        self.k_norm = norm() if norm else None
+
+    def __call__(
+        self,
+        x: Float[Array, "T D"],
+        keys: Float[Array, "P K S H"],
+        values: Float[Array, "P K S H"],
+        inputs: LayerInputs,
+    ) -> tuple[Float[Array, "T D"], Float[Array, "P K S H"], Float[Array, "P K S H"]]:
+        """Write the new keys and values to their pages, then attend."""
+        q, k, v = self._project(x, inputs)
+        with jax.named_scope("write_kv"):
+            keys, values = kernels.write_kv(
+                keys, values, k, v, inputs.batch.slot_mapping, implementation=inputs.implementation
+            )
+        with jax.named_scope("attention"):
+            out = self._attend(q, keys, values, inputs)
+        return self.output(out.reshape(x.shape[0], -1)), keys, values
+
+    def _project(
+        self, x: Float[Array, "T D"], inputs: LayerInputs
+    ) -> tuple[Float[Array, "T N H"], Float[Array, "T K H"], Float[Array, "T K H"]]:
+        with jax.named_scope("qkv"):
+            heads = self.qkv(x).reshape(x.shape[0], -1, self.head_dim)
+            n, k = self.num_heads, self.num_kv_heads
+            queries, keys, values = heads[:, :n], heads[:, n : n + k], heads[:, n + k :]
+            if self.q_norm is not None and self.k_norm is not None:
+                queries, keys = self.q_norm(queries), self.k_norm(keys)
+        with jax.named_scope("rope"):
+            queries = apply_rope(queries, inputs.cos, inputs.sin)
+            keys = apply_rope(keys, inputs.cos, inputs.sin)
+        return queries, keys, values
+
+    def _attend(
+        self,
+        q: Float[Array, "T N H"],
+        keys: Float[Array, "P K S H"],
+        values: Float[Array, "P K S H"],
+        inputs: LayerInputs,
+    ) -> Float[Array, "T N H"]:
+        batch, scale = inputs.batch, self.head_dim**-0.5
+        if batch.token_ids.shape == batch.context_lens.shape:  # a decode bucket: T == B
+            return kernels.decode_attention(
+                q,
+                keys,
+                values,
+                batch.page_table,
+                batch.context_lens,
+                scale=scale,
+                window=self.window,
+                implementation=inputs.implementation,
+            )
+        return kernels.ragged_attention(
+            q,
+            keys,
+            values,
+            batch.page_table,
+            batch.query_starts,
+            batch.context_lens,
+            scale=scale,
+            window=self.window,
+            implementation=inputs.implementation,
+        )
+
+
+class MLP(nnx.Module):
+    """SwiGLU with the gate and up projections fused."""
+
+    def __init__(self, config: ModelConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
+        d, f, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        self.gate_up = Linear(d, 2 * f, use_bias=bias, dtype=dtype, rngs=rngs)
+        self.down = Linear(f, d, use_bias=bias, dtype=dtype, rngs=rngs)
+
+    def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
+        """down(silu(gate(x)) * up(x))."""
+        gate, up = jnp.split(self.gate_up(x), 2, axis=-1)
+        return self.down(jax.nn.silu(gate) * up)
+
+
+class Block(nnx.Module):
+    """One decoder layer."""
+
+    def __init__(
+        self, config: ModelConfig, layer: int, *, dtype: jnp.dtype, rngs: nnx.Rngs
+    ) -> None:
+        dim, eps = config.hidden_size, config.rms_norm_eps
+        self.attention_norm = RMSNorm(dim, eps=eps, dtype=dtype)
+        self.attention = Attention(config, layer, dtype=dtype, rngs=rngs)
+        self.mlp_norm = RMSNorm(dim, eps=eps, dtype=dtype)
+        self.mlp = MLP(config, dtype=dtype, rngs=rngs)
+
+    def __call__(
+        self,
+        x: Float[Array, "T D"],
+        keys: Float[Array, "P K S H"],
+        values: Float[Array, "P K S H"],
+        inputs: LayerInputs,
+    ) -> tuple[Float[Array, "T D"], Float[Array, "P K S H"], Float[Array, "P K S H"]]:
+        """Attention and MLP, each with a residual."""
+        y, keys, values = self.attention(self.attention_norm(x), keys, values, inputs)
+        x = x + y
+        with jax.named_scope("mlp"):
+            return x + self.mlp(self.mlp_norm(x)), keys, values
+
+
+class Embedding(nnx.Module):
+    """Token embeddings; a tied head multiplies by the same table."""
+
+    def __init__(self, vocab: int, dim: int, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
+        init = jax.nn.initializers.normal(dim**-0.5)
+        self.embedding = nnx.Param(init(rngs.params(), (vocab, dim), dtype))
+
+
+class Llama(nnx.Module):
+    """The whole model."""
+
+    def __init__(self, config: ModelConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
+        self.config = config
+        vocab, dim = config.vocab_size, config.hidden_size
+        self.embed = Embedding(vocab, dim, dtype=dtype, rngs=rngs)
+        self.layers = nnx.List(
+            Block(config, i, dtype=dtype, rngs=rngs) for i in range(config.num_layers)
+        )
+        self.norm = RMSNorm(dim, eps=config.rms_norm_eps, dtype=dtype)
+        tied = config.tie_word_embeddings
+        self.head = None if tied else Linear(dim, vocab, use_bias=False, dtype=dtype, rngs=rngs)
+
+    def __call__(
+        self,
+        batch: Batch,
+        kv_cache: KVCache,
+        rope_table: RopeTable,
+        implementation: kernels.Implementation,
+    ) -> tuple[Float[Array, "T D"], KVCache]:
+        """Hidden states of every token after the last norm, and the cache with the new tokens."""
+        cos, sin = _angles(self.config, rope_table, batch)
+        inputs = LayerInputs(batch, cos, sin, implementation)
+        x = self.embed.embedding[...][batch.token_ids]
+        keys, values = list(kv_cache.keys), list(kv_cache.values)
+        for i, block in enumerate(self.layers):
+            with jax.named_scope(f"layer{i}"):
+                x, keys[i], values[i] = block(x, keys[i], values[i], inputs)
+        return self.norm(x), KVCache(keys=tuple(keys), values=tuple(values))
+
+    def logits(self, hidden: Float[Array, "R D"]) -> Float[Array, "R V"]:
+        """Scores over the vocabulary in float32."""
+        with jax.named_scope("head"):
+            if self.head is None:
+                contract_d = (((1,), (1,)), ((), ()))
+                scores = lax.dot_general(hidden, self.embed.embedding[...], contract_d)
+            else:
+                scores = self.head(hidden)
+            return scores.astype(jnp.float32)
+
+
+def _angles(
+    config: ModelConfig, table: RopeTable, batch: Batch
+) -> tuple[Float[Array, "T H/2"], Float[Array, "T H/2"]]:
+    if config.rope.kind != "dynamic":
+        return rope_angles(table, batch.positions)
+    tokens = jnp.arange(batch.token_ids.shape[0], dtype=jnp.int32)
+    owner = jnp.searchsorted(batch.query_starts[1:], tokens, side="right")
+    prompt_lens = jnp.take(batch.prompt_lens, owner, mode="clip")
+    return dynamic_rope_angles(config.rope, table, batch.positions, prompt_lens)
+
+
+def abstract_params(config: ModelConfig, dtype: jnp.dtype) -> dict[str, jax.ShapeDtypeStruct]:
+    """Names, shapes and dtypes of all weights, without allocating any."""
+    model = nnx.eval_shape(lambda: Llama(config, dtype=dtype, rngs=nnx.Rngs(0)))
+    return {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in _named(model).items()}
+
+
+def random_params(config: ModelConfig, dtype: jnp.dtype, seed: int = 0) -> dict[str, Array]:
+    """Random weights on the default device: for tests and for speed measurements."""
+    model = nnx.jit(lambda: Llama(config, dtype=dtype, rngs=nnx.Rngs(seed)))()
+    return _named(model)
+
+
+def _named(model: Llama) -> dict[str, Array]:
+    flat = nnx.to_flat_state(nnx.state(model))
+    return {".".join(map(str, path)): variable[...] for path, variable in flat}

@@ -1,0 +1,188 @@
+"""The scheduler and the core over a data plane that can be computed by hand."""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from swiftjax.engine.request import GenerationConfig
+from swiftjax.errors import InvalidRequestError, QueueFullError
+from tests.fakes import FakeRunner, count_up, make_fake_core, make_request, run_to_end
+
+
+def test_answers_are_the_hand_computed_ones() -> None:
+    core = make_fake_core()
+    prompts = [[5], [1, 2, 3], [7] * 30, [9, 8]]
+    requests = [make_request(core, p, GenerationConfig(max_new_tokens=6)) for p in prompts]
+    for request in requests:
+        core.submit(request)
+    answers = run_to_end(core)
+    for request, prompt in zip(requests, prompts, strict=True):
+        assert answers[request.request_id] == count_up(prompt[-1], 6, 100)
+
+
+def test_long_prompt_does_not_stall_a_running_decode() -> None:
+    core = make_fake_core(max_num_batched_tokens=8)
+    short = make_request(core, [1], GenerationConfig(max_new_tokens=20))
+    core.submit(short)
+    core.step()
+    core.submit(make_request(core, [2] * 60, GenerationConfig(max_new_tokens=1)))
+    for _ in range(8):
+        outputs = core.step()
+        assert short.request_id in {o.request_id for o in outputs}, "the decode missed a step"
+
+
+def test_first_come_first_served() -> None:
+    core = make_fake_core(max_num_seqs=1)
+    for name in "abc":
+        core.submit(make_request(core, [1, 2], request_id=name))
+    assert list(run_to_end(core)) == ["a", "b", "c"]
+
+
+def test_stop_token_ends_with_stop_and_is_counted() -> None:
+    core = make_fake_core(eos_token_ids=(5,))
+    core.submit(make_request(core, [3], GenerationConfig(max_new_tokens=9), request_id="a"))
+    outputs = [o for _ in range(2) for o in core.step()]
+    assert [o.token_ids for o in outputs] == [(4,), (5,)]
+    assert [o.finish_reason for o in outputs] == [None, "stop"]
+
+
+def test_ignore_eos_and_own_stop_ids() -> None:
+    core = make_fake_core(eos_token_ids=(5,))
+    config = GenerationConfig(max_new_tokens=9, ignore_eos=True, stop_token_ids=(8,))
+    core.submit(make_request(core, [3], config, request_id="a"))
+    assert run_to_end(core)["a"] == [4, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 5])
+def test_abort_frees_pages_within_one_step(steps: int) -> None:
+    core = make_fake_core(max_num_batched_tokens=8)
+    config = GenerationConfig(max_new_tokens=40)
+    core.submit(make_request(core, [1] * 20, config, request_id="a"))
+    for _ in range(steps):
+        core.step()
+    core.abort("a")
+    core.abort("unknown")
+    last = core.step()[-1]
+    assert (last.request_id, last.finish_reason) == ("a", "abort")
+    assert core.stats().num_free_pages == core.stats().num_pages
+    assert not core.has_work
+
+
+def test_deadline_drops_a_queued_request_before_any_work() -> None:
+    now = [0.0]
+    core = make_fake_core(clock=lambda: now[0])
+    core.submit(make_request(core, [1, 2], request_id="late", deadline=1.0))
+    now[0] = 1.0
+    assert [(o.request_id, o.finish_reason) for o in core.step()] == [("late", "time_limit")]
+    runner = core._runner
+    assert isinstance(runner, FakeRunner) and not runner.batches
+
+
+def test_deadline_ends_a_running_request() -> None:
+    now = [0.0]
+    core = make_fake_core(clock=lambda: now[0])
+    core.submit(make_request(core, [1], GenerationConfig(max_new_tokens=50), deadline=3.0))
+    reasons = []
+    while core.has_work:
+        reasons += [o.finish_reason for o in core.step()]
+        now[0] += 1.0
+    assert reasons == [None, None, None, "time_limit"]
+
+
+def test_duplicate_id_and_full_queue_are_refused() -> None:
+    core = make_fake_core(max_queue_len=2)
+    core.submit(make_request(core, [1], request_id="a"))
+    with pytest.raises(InvalidRequestError, match="'a' is already in use"):
+        core.submit(make_request(core, [1], request_id="a"))
+    core.submit(make_request(core, [1], request_id="b"))
+    with pytest.raises(QueueFullError, match="max_queue_len"):
+        core.submit(make_request(core, [1], request_id="c"))
+
+
+@pytest.mark.parametrize("prompt_len", [200, 100])
+def test_b041_request_larger_than_the_cache(prompt_len: int) -> None:
+    """What can never fit is refused at the door, and what stands behind it is served."""
+    core = make_fake_core(num_pages=8, page_size=16, max_model_len=512)
+    request = make_request(core, [1] * prompt_len, GenerationConfig(max_new_tokens=100))
+    with pytest.raises(InvalidRequestError, match="the cache has 128"):
+        core.submit(request)
+    core.submit(make_request(core, [1] * 10, request_id="next"))
+    assert len(run_to_end(core)["next"]) == 4
+
+
+@pytest.mark.parametrize("prompt_len", [15, 16, 17, 31, 32, 33])
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_b042_pages_at_multiples_of_the_page_size(prompt_len: int, page_size: int) -> None:
+    """After k tokens a sequence holds ceil((P + k - 1) / page) pages, and none at the end."""
+    core = make_fake_core(num_pages=128, page_size=page_size, max_num_batched_tokens=64)
+    core.submit(make_request(core, [1] * prompt_len, GenerationConfig(max_new_tokens=40)))
+    for k in range(1, 40):
+        core.step()
+        used = core.stats().num_pages - core.stats().num_free_pages
+        assert used == -(-(prompt_len + k - 1) // page_size)
+    core.step()
+    assert core.stats().num_free_pages == core.stats().num_pages
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """Submit, step, abort and let deadlines pass in any order; nothing is lost or leaked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.core = make_fake_core(
+            num_pages=12, page_size=4, max_model_len=40, max_num_seqs=3,
+            max_num_batched_tokens=7, clock=lambda: self.now,
+        )  # fmt: skip
+        self.oracle: dict[str, list[int]] = {}
+        self.tokens: dict[str, list[int]] = {}
+        self.ended: dict[str, str] = {}
+
+    @rule(
+        prompt=st.lists(st.integers(0, 99), min_size=1, max_size=25),
+        new=st.integers(1, 12),
+        patience=st.none() | st.integers(1, 30),
+    )
+    def submit(self, prompt: list[int], new: int, patience: int | None) -> None:
+        deadline = None if patience is None else self.now + patience
+        config = GenerationConfig(max_new_tokens=new)
+        request = make_request(self.core, prompt, config, deadline=deadline)
+        self.core.submit(request)
+        self.oracle[request.request_id] = count_up(prompt[-1], request.max_new_tokens, 100)
+        self.tokens[request.request_id] = []
+
+    @rule()
+    def step(self) -> None:
+        self.now += 1.0
+        for output in self.core.step():
+            assert output.request_id not in self.ended, "told about after its end"
+            self.tokens[output.request_id] += output.token_ids
+            if output.finish_reason is not None:
+                self.ended[output.request_id] = output.finish_reason
+
+    @precondition(lambda self: self.oracle)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        self.core.abort(data.draw(st.sampled_from(sorted(self.oracle))))
+
+    @invariant()
+    def nothing_leaks(self) -> None:
+        self.core.scheduler.check_integrity()
+
+    @invariant()
+    def every_stream_is_a_prefix(self) -> None:
+        for request_id, tokens in self.tokens.items():
+            assert tokens == self.oracle[request_id][: len(tokens)]
+            if self.ended.get(request_id) == "length":
+                assert tokens == self.oracle[request_id]
+
+    def teardown(self) -> None:
+        while self.core.has_work:
+            self.step()
+        assert set(self.ended) == set(self.oracle), "a request never ended"
+        assert self.core.stats().num_free_pages == self.core.stats().num_pages
+
+
+TestEngineMachine = EngineMachine.TestCase
+TestEngineMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
