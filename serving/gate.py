@@ -1,0 +1,51 @@
+"""Lets calls in while the server is ready and knows when the last of them has left.
+
+Belongs to one event loop; the interceptor passes every call of ours through it.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from swiftjax.errors import NotReadyError
+
+
+class Gate:
+    """Closed at first. While it is closed, calls get NotReadyError with the reason."""
+
+    def __init__(self, reason: str) -> None:
+        self._reason: str | None = reason
+        self._num_inside = 0
+        self._is_empty = asyncio.Event()
+        self._is_empty.set()
+
+    def open(self) -> None:
+        """Let calls in."""
+        self._reason = None
+
+    def close(self, reason: str) -> None:
+        """Let no more calls in; those inside go on."""
+        self._reason = reason
+
+    @contextmanager
+    def passing(self) -> Iterator[None]:
+        """Be inside for as long as the context lasts."""
+        if self._reason is not None:
+            raise NotReadyError(self._reason)
+        self._num_inside += 1
+        self._is_empty.clear()
+        try:
+            yield
+        finally:
+            self._num_inside -= 1
+            if self._num_inside == 0:
+                self._is_empty.set()
+
+    async def wait_empty(self, seconds: float) -> bool:
+        """Wait until nobody is inside; false when that took longer than `seconds`."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._is_empty.wait()
+        except TimeoutError:
+            return False
+        return True

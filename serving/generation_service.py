@@ -1,0 +1,104 @@
+"""The methods of swiftjax.v1.GenerationService over an AsyncEngine.
+
+Translates only: messages to values (`messages.py`); `interceptor.py` turns errors into statuses.
+When a client cancels or its deadline passes, grpc.aio cancels the handler; that closes the engine's
+stream, which aborts the request.
+"""
+
+import asyncio
+import time
+from contextlib import aclosing
+from typing import NamedTuple, cast
+
+from swiftjax.engine.async_engine import AsyncEngine
+from swiftjax.errors import InvalidRequestError
+from swiftjax.serving import messages
+from swiftjax.serving.interceptor import Context
+from swiftjax.serving.proto import swiftjax_pb2 as pb
+from swiftjax.serving.proto import swiftjax_pb2_grpc as pb_grpc
+
+
+class Served(NamedTuple):
+    """A warm engine and what GetModel says of it."""
+
+    engine: AsyncEngine
+    model: pb.GetModelResponse
+
+
+class GenerationService(pb_grpc.GenerationServiceServicer):
+    """The four methods. `served` is set before the gate lets the first call in."""
+
+    served: Served
+
+    async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:
+        """Write what the engine streams; everything since the last write is one message."""
+        arrival = time.monotonic()
+        engine, model = self.served
+        messages.check_model(request.model, model.name)
+        messages.check_request_id(request.request_id)
+        config = messages.read_generation_config(request)
+        time_limit = messages.read_time_limit(request)
+        prompt = await self._read_prompt(request)
+        if time_limit is not None:
+            time_limit -= time.monotonic() - arrival
+        stream = engine.stream(
+            prompt,
+            config,
+            request_id=request.request_id or None,
+            timeout=context.time_remaining(),
+            time_limit=time_limit,
+        )
+        async with aclosing(stream):
+            async for output in stream:
+                await context.write(messages.write_output(output))
+
+    async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
+        """Turn text or a chat into token ids."""
+        engine, model = self.served
+        messages.check_model(request.model, model.name)
+        kind = request.WhichOneof("prompt")
+        if kind == "chat":
+            ids = await self._render(request.chat)
+        elif kind == "text":
+            add = request.add_special_tokens or not request.HasField("add_special_tokens")
+            ids = await asyncio.to_thread(engine.tokenizer.encode, request.text, add)
+        else:
+            raise InvalidRequestError("no prompt: set text or chat")
+        return pb.TokenizeResponse(token_ids=ids)
+
+    async def Detokenize(
+        self, request: pb.DetokenizeRequest, context: Context
+    ) -> pb.DetokenizeResponse:
+        """Turn token ids into text."""
+        engine, model = self.served
+        messages.check_model(request.model, model.name)
+        skip = request.skip_special_tokens or not request.HasField("skip_special_tokens")
+        vocab_size = engine.limits.vocab_size
+
+        def decode() -> str:
+            ids = messages.read_vocabulary_ids(request.token_ids, vocab_size)
+            return engine.tokenizer.decode(ids, skip)
+
+        return pb.DetokenizeResponse(text=await asyncio.to_thread(decode))
+
+    async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:
+        """Describe the model."""
+        return self.served.model
+
+    async def _read_prompt(self, request: pb.GenerateRequest) -> str | tuple[int, ...] | list[int]:
+        max_model_len = self.served.engine.limits.max_model_len
+        kind = request.WhichOneof("prompt")
+        if kind == "text":
+            messages.check_text(len(request.text), max_model_len)
+            return request.text
+        if kind == "token_ids":
+            return messages.read_token_ids(request.token_ids, max_model_len)
+        if kind == "chat":
+            return await self._render(request.chat)
+        raise InvalidRequestError("no prompt: set text, chat or token_ids")
+
+    async def _render(self, chat: pb.Chat) -> list[int]:
+        engine = self.served.engine
+        turns = messages.read_chat(chat, engine.limits.max_model_len)
+        ids = await asyncio.to_thread(engine.tokenizer.apply_chat_template, turns)
+        return cast(list[int], ids)  # text only with tokenize=False

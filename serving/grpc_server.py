@@ -1,0 +1,100 @@
+"""The gRPC listener: GenerationService, grpc.health.v1 and reflection on one port.
+
+Health says SERVING only between `open` and the end of the engine or the start of a drain. Started
+and stopped by `server.py`.
+"""
+
+import asyncio
+import ipaddress
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from swiftjax.errors import SwiftJaxError
+from swiftjax.serving.gate import Gate
+from swiftjax.serving.generation_service import GenerationService, Served
+from swiftjax.serving.interceptor import CallInterceptor
+from swiftjax.serving.messages import MAX_MESSAGE_BYTES
+from swiftjax.serving.proto import swiftjax_pb2 as pb
+from swiftjax.serving.proto import swiftjax_pb2_grpc as pb_grpc
+
+SERVER_OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    # Gateways ping idle connections; by default a server answers a few pings by hanging up.
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.keepalive_time_ms", 30_000),
+    # Makes clients reconnect now and then, so that a balancer before us can spread them anew.
+    ("grpc.max_connection_age_ms", 30 * 60_000),
+    # Otherwise a second server shares the port and gets half of the calls.
+    ("grpc.so_reuseport", 0),
+)
+
+GENERATION_SERVICE = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
+SERVICES = ("", GENERATION_SERVICE, health.SERVICE_NAME)
+
+# What is left to do for calls that were cut off: tell their clients.
+STOP_GRACE_SECONDS = 0.5
+
+
+class GrpcServer:
+    """One listener. Must be made inside the event loop that runs it."""
+
+    def __init__(self, host: str, port: int) -> None:
+        """Bind the port (0 takes a free one); raises SwiftJaxError when it cannot be had."""
+        self._gate = Gate("the model is loading; try again when health says SERVING")
+        self._service = GenerationService()
+        self._health = health.aio.HealthServicer()  # pyright: ignore[reportAttributeAccessIssue]
+        self._server = grpc.aio.server(
+            interceptors=(CallInterceptor(self._gate),), options=SERVER_OPTIONS
+        )
+        pb_grpc.add_GenerationServiceServicer_to_server(self._service, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        if is_loopback(host):
+            # Strangers need not be told what there is to call.
+            names = (GENERATION_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+            reflection.enable_server_reflection(names, self._server)
+        bracketed = f"[{host}]" if ":" in host else host
+        try:
+            self.port = self._server.add_insecure_port(f"{bracketed}:{port}")
+        except RuntimeError:
+            raise SwiftJaxError(
+                f"cannot listen on {bracketed}:{port}: the port is taken or the address is not one "
+                "of this machine; choose another port or host"
+            ) from None
+        self.address = f"{bracketed}:{self.port}"
+
+    async def start(self) -> None:
+        """Accept connections; until `open` every call gets UNAVAILABLE."""
+        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        await self._server.start()
+
+    async def open(self, served: Served) -> None:
+        """Answer calls with this engine, which must be warm."""
+        self._service.served = served
+        self._gate.open()
+        await self._set_health(health_pb2.HealthCheckResponse.SERVING)
+
+    async def drain(self, reason: str, seconds: float) -> bool:
+        """Refuse new calls and wait for those that run; false when some still do after that."""
+        self._gate.close(reason)
+        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        return await self._gate.wait_empty(seconds)
+
+    async def stop(self) -> None:
+        """Close the port and cut off what still runs."""
+        await self._server.stop(STOP_GRACE_SECONDS)
+
+    async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
+        await asyncio.gather(*(self._health.set(name, status) for name in SERVICES))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a listener on this address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,217 @@
+"""Between proto messages and our values, both ways. No I/O, no engine; limits are checked here.
+
+Whatever a message may hold is counted before it is copied, so that a hostile one costs nothing.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+
+from swiftjax import __version__
+from swiftjax.config import ModelConfig
+from swiftjax.engine.core import EngineLimits
+from swiftjax.engine.request import (
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+    FinishReason,
+    GenerationConfig,
+    StreamOutput,
+)
+from swiftjax.errors import InvalidRequestError, NotFoundError
+from swiftjax.serving.proto import swiftjax_pb2 as pb
+
+# The limit of one message in both directions, on the server and on our client.
+MAX_MESSAGE_BYTES = 16 * 2**20
+MAX_REQUEST_ID_CHARS = 128
+# No tokenizer packs more characters into a token than this (runs of blanks), so a longer text
+# cannot fit the model; it is refused before tokenising it takes seconds.
+MAX_CHARS_PER_TOKEN = 128
+
+FINISH_REASONS: dict[FinishReason, pb.FinishReason] = {
+    "stop": pb.FINISH_REASON_STOP,
+    "length": pb.FINISH_REASON_LENGTH,
+    "abort": pb.FINISH_REASON_ABORT,
+    "time_limit": pb.FINISH_REASON_TIME_LIMIT,
+    "error": pb.FINISH_REASON_ERROR,
+}
+_FINISH_REASON_NAMES: dict[int, FinishReason] = {
+    number: name for name, number in FINISH_REASONS.items()
+}
+
+DEFAULTS = GenerationConfig()
+ChatMessages = Sequence[Mapping[str, str]]
+
+
+class Delta(NamedTuple):
+    """What a client gets: new text and ids; in the last one why it ended and the totals."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None
+    matched_stop: str | int | None
+    num_prompt_tokens: int | None
+    num_output_tokens: int | None
+
+
+def check_model(asked: str, served: str) -> None:
+    """Raise NotFoundError unless the model is left open or is the one that is served."""
+    if asked not in ("", served):
+        raise NotFoundError(f"model {asked!r:.100} is not served here; {served!r} is")
+
+
+def check_request_id(request_id: str) -> None:
+    """Raise InvalidRequestError for an id too long to be logged and echoed."""
+    if len(request_id) > MAX_REQUEST_ID_CHARS:
+        raise InvalidRequestError(
+            f"request_id has {len(request_id)} characters; at most {MAX_REQUEST_ID_CHARS} are taken"
+        )
+
+
+def check_text(num_chars: int, max_model_len: int) -> None:
+    """Raise InvalidRequestError for a text that cannot fit, whatever the tokenizer makes of it."""
+    limit = max_model_len * MAX_CHARS_PER_TOKEN
+    if num_chars > limit:
+        raise InvalidRequestError(
+            f"the prompt has {num_chars} characters; a model of {max_model_len} tokens takes at "
+            f"most {limit}: shorten it"
+        )
+
+
+def read_chat(chat: pb.Chat, max_model_len: int) -> list[dict[str, str]]:
+    """Read a conversation as the chat template takes it."""
+    if not chat.messages:
+        raise InvalidRequestError("chat has no messages: give at least one")
+    if len(chat.messages) > max_model_len:
+        raise InvalidRequestError(
+            f"chat has {len(chat.messages)} messages; a model of {max_model_len} tokens takes "
+            "fewer: drop the oldest"
+        )
+    check_text(sum(len(m.role) + len(m.content) for m in chat.messages), max_model_len)
+    for index, message in enumerate(chat.messages):
+        if not message.role:
+            raise InvalidRequestError(f"chat message {index} has no role: set it, e.g. to 'user'")
+    return [{"role": m.role, "content": m.content} for m in chat.messages]
+
+
+def read_token_ids(token_ids: pb.TokenIds, max_model_len: int) -> tuple[int, ...]:
+    """Read prompt ids, refusing what is too long before it is copied."""
+    if len(token_ids.ids) >= max_model_len:
+        raise InvalidRequestError(
+            f"the prompt has {len(token_ids.ids)} tokens; max_model_len is {max_model_len}, which "
+            f"must hold the prompt and at least one new token: shorten it to {max_model_len - 1}"
+        )
+    return tuple(token_ids.ids)
+
+
+def read_vocabulary_ids(token_ids: Sequence[int], vocab_size: int) -> list[int]:
+    """Read ids that must name tokens."""
+    ids = list(token_ids)
+    for token_id in ids:
+        if not 0 <= token_id < vocab_size:
+            raise InvalidRequestError(
+                f"token id {token_id} is outside the vocabulary [0, {vocab_size})"
+            )
+    return ids
+
+
+def read_generation_config(request: pb.GenerateRequest) -> GenerationConfig:
+    """Read sampling and stop options; raises InvalidRequestError for a value out of range."""
+    sampling, stop = request.sampling, request.stop
+    for name, count, limit in (
+        ("stop strings", len(stop.strings), MAX_STOP_STRINGS),
+        ("stop token ids", len(stop.token_ids), MAX_STOP_TOKEN_IDS),
+    ):
+        if count > limit:
+            raise InvalidRequestError(f"{count} {name}; at most {limit} are taken")
+    return GenerationConfig(
+        max_new_tokens=_given(stop, "max_new_tokens", DEFAULTS.max_new_tokens),
+        temperature=_given(sampling, "temperature", DEFAULTS.temperature),
+        top_p=_given(sampling, "top_p", DEFAULTS.top_p),
+        top_k=_given(sampling, "top_k", DEFAULTS.top_k),
+        seed=_given(sampling, "seed", DEFAULTS.seed),
+        stop=tuple(stop.strings),
+        stop_token_ids=tuple(stop.token_ids),
+        include_stop_str=_given(stop, "include_stop_string", DEFAULTS.include_stop_str),
+        ignore_eos=_given(stop, "ignore_eos", DEFAULTS.ignore_eos),
+    )
+
+
+def read_time_limit(request: pb.GenerateRequest) -> float | None:
+    """Read the time limit in seconds; None when it is not set."""
+    if not request.HasField("time_limit"):
+        return None
+    limit: Duration = request.time_limit
+    seconds = limit.seconds + limit.nanos / 1e9
+    if seconds <= 0:
+        raise InvalidRequestError(f"time_limit is {seconds:g} s; it must be positive")
+    return seconds
+
+
+def _given(message: Message, name: str, default: Any) -> Any:
+    return getattr(message, name) if message.HasField(name) else default
+
+
+def write_options(config: GenerationConfig) -> tuple[pb.SamplingOptions, pb.StopOptions]:
+    """Write every field of a config, so that no default of the server's takes its place."""
+    sampling = pb.SamplingOptions(
+        temperature=config.temperature, top_p=config.top_p, top_k=config.top_k, seed=config.seed
+    )
+    stop = pb.StopOptions(
+        max_new_tokens=config.max_new_tokens,
+        strings=config.stop,
+        token_ids=config.stop_token_ids,
+        ignore_eos=config.ignore_eos,
+        include_stop_string=config.include_stop_str,
+    )
+    return sampling, stop
+
+
+def write_output(output: StreamOutput) -> pb.GenerateResponse:
+    """Write one delta; the last one carries the reason and the totals."""
+    response = pb.GenerateResponse(
+        request_id=output.request_id, text=output.text, token_ids=output.token_ids
+    )
+    if output.finish_reason is not None:
+        response.finish_reason = FINISH_REASONS[output.finish_reason]
+        response.usage.prompt_tokens = output.num_prompt_tokens
+        response.usage.output_tokens = output.num_output_tokens
+        if isinstance(output.matched_stop, str):
+            response.stop_string = output.matched_stop
+        elif output.matched_stop is not None:
+            response.stop_token_id = output.matched_stop
+    return response
+
+
+def read_response(response: pb.GenerateResponse) -> Delta:
+    """Read one delta on the client's side; a reason newer than this client reads as "error"."""
+    reason = None
+    if is_last := response.finish_reason != pb.FINISH_REASON_UNSPECIFIED:
+        reason = _FINISH_REASON_NAMES.get(response.finish_reason, "error")
+    matched = response.WhichOneof("matched_stop")
+    return Delta(
+        text=response.text,
+        token_ids=tuple(response.token_ids),
+        finish_reason=reason,
+        matched_stop=None if matched is None else getattr(response, matched),
+        num_prompt_tokens=response.usage.prompt_tokens if is_last else None,
+        num_output_tokens=response.usage.output_tokens if is_last else None,
+    )
+
+
+def describe_model(
+    name: str, config: ModelConfig, limits: EngineLimits, *, has_chat_template: bool
+) -> pb.GetModelResponse:
+    """Write what GetModel answers."""
+    return pb.GetModelResponse(
+        name=name,
+        family=config.family,
+        max_model_len=limits.max_model_len,
+        vocab_size=limits.vocab_size,
+        eos_token_ids=limits.eos_token_ids,
+        bos_token_id=config.bos_token_id,
+        dtype=config.dtype or "",
+        has_chat_template=has_chat_template,
+        server_version=__version__,
+    )

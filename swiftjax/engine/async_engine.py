@@ -1,0 +1,232 @@
+"""Many streams, one engine: the asyncio side of generation.
+
+`AsyncEngine` tokenises, checks, submits and turns step outputs into text; it is what transports are
+handed. It reaches the engine through an `EngineLink`. Knows nothing of gRPC, jax or the scheduler.
+"""
+
+import asyncio
+import secrets
+import time
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+
+from swiftjax.engine.core import CoreStats, EngineLimits
+from swiftjax.engine.detokenizer import TextStream
+from swiftjax.engine.engine_link import Ended, EngineEvent, EngineLink, Refused
+from swiftjax.engine.engine_link import ThreadLink as ThreadLink
+from swiftjax.engine.request import (
+    FinishReason,
+    GenerationConfig,
+    Request,
+    StepOutput,
+    StreamOutput,
+    resolve_request,
+)
+from swiftjax.engine.tokenizer import Tokenizer
+from swiftjax.errors import DeadlineError, EngineDeadError, InvalidRequestError, SwiftJaxError
+
+
+class AsyncEngine:
+    """Generates for many callers of one event loop.
+
+    Close it with `await engine.close()`; streams that are still open then raise EngineDeadError.
+    """
+
+    def __init__(self, link: EngineLink, tokenizer: Tokenizer, limits: EngineLimits) -> None:
+        self.tokenizer = tokenizer
+        self.limits = limits
+        self._link = link
+        self._loop: asyncio.AbstractEventLoop | None = None
+        # An entry lives exactly as long as the engine may still speak of its request.
+        self._mailboxes: dict[str, _Mailbox] = {}
+        self._ended = asyncio.Event()
+
+    async def stream(
+        self,
+        prompt: str | Sequence[int],
+        config: GenerationConfig,
+        *,
+        request_id: str | None = None,
+        timeout: float | None = None,
+        time_limit: float | None = None,
+    ) -> AsyncGenerator[StreamOutput, None]:
+        """Yield what is generated, everything that arrived since the last yield at once.
+
+        Closing the generator aborts the request and frees its pages. After `timeout` seconds the
+        stream raises DeadlineError; after `time_limit` seconds it ends with what there is and
+        finish_reason "time_limit". Both count from this call, queued or running. Raises
+        InvalidRequestError, QueueFullError or EngineDeadError before the first yield.
+        """
+        arrival = time.monotonic()
+        seconds = min((s for s in (timeout, time_limit) if s is not None), default=None)
+        if isinstance(prompt, str):
+            token_ids = await asyncio.to_thread(self.tokenizer.encode, prompt)
+        else:
+            token_ids = prompt
+        request = resolve_request(
+            request_id or uuid.uuid4().hex,
+            token_ids,
+            config,
+            vocab_size=self.limits.vocab_size,
+            max_model_len=self.limits.max_model_len,
+            eos_token_ids=self.limits.eos_token_ids,
+            fresh_seed=secrets.randbits(64),
+            arrival_time=arrival,
+            deadline=None if seconds is None else arrival + seconds,
+        )
+        mailbox = self._submit(request)
+        try:
+            answer = _Answer(request, TextStream(self.tokenizer, config))
+            while answer.finish_reason is None:
+                output = answer.merge(await mailbox.take())
+                if output.finish_reason == "time_limit" and seconds == timeout:
+                    raise DeadlineError(f"the deadline of {timeout:g} s has passed")
+                yield output
+        finally:
+            mailbox.close()
+            if not mailbox.engine_is_done:
+                self._link.abort(request.request_id)
+
+    def abort(self, request_id: str) -> None:
+        """End a request with finish_reason "abort"; an unknown id is ignored."""
+        self._link.abort(request_id)
+
+    def stats(self) -> CoreStats:
+        """Give the engine's counts as of its last step."""
+        return self._link.stats()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether requests are still taken."""
+        return self._link.is_alive
+
+    async def wait_ended(self) -> None:
+        """Return when the engine has ended, whether it was closed or died."""
+        self._bind_to_running_loop()
+        if self._link.is_alive:
+            await self._ended.wait()
+
+    async def close(self) -> None:
+        """End the engine and wait until it has finished its step."""
+        self._bind_to_running_loop()
+        await asyncio.to_thread(self._link.close)
+
+    def _bind_to_running_loop(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._loop is loop:
+            return
+        if self._loop is not None and not self._loop.is_closed():
+            raise InvalidRequestError("an AsyncEngine serves one event loop at a time")
+        self._loop = loop
+        self._mailboxes.clear()
+        self._ended = asyncio.Event()
+        self._link.connect(loop, self._receive)
+
+    def _submit(self, request: Request) -> "_Mailbox":
+        self._bind_to_running_loop()
+        if not self._link.is_alive:
+            raise EngineDeadError("the engine has ended; restart it")
+        if request.request_id in self._mailboxes:
+            raise InvalidRequestError(
+                f"request_id {request.request_id!r:.80} is in use; choose another or leave it out"
+            )
+        mailbox = self._mailboxes[request.request_id] = _Mailbox()
+        if request.deadline is not None:
+            # The engine watches the deadline too, but only between steps.
+            expired = StepOutput(request.request_id, (), (), "time_limit")
+            delay = request.deadline - time.monotonic()
+            mailbox.timer = asyncio.get_running_loop().call_later(delay, mailbox.put, expired)
+        self._link.submit(request)
+        return mailbox
+
+    def _receive(self, events: list[EngineEvent]) -> None:
+        for event in events:
+            if isinstance(event, Ended):
+                error = EngineDeadError(f"the engine has ended ({event.reason}); restart it")
+                for mailbox in self._mailboxes.values():
+                    mailbox.fail(error)
+                self._mailboxes.clear()
+                self._ended.set()
+                continue
+            # Absent only when the request was made on an event loop that is closed by now.
+            mailbox = self._mailboxes.get(event.request_id, _Mailbox())
+            if isinstance(event, Refused):
+                mailbox.fail(event.error)
+            else:
+                mailbox.put(event)
+                mailbox.engine_is_done = event.finish_reason is not None
+            if mailbox.engine_is_done:
+                self._mailboxes.pop(event.request_id, None)
+
+
+@dataclass(slots=True)
+class _Mailbox:
+    """What the engine said to one stream and the stream has not read yet."""
+
+    engine_is_done: bool = False
+    timer: asyncio.TimerHandle | None = None
+    _outputs: list[StepOutput] = field(default_factory=list)
+    _error: SwiftJaxError | None = None
+    _is_open: bool = True
+    _arrived: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def put(self, output: StepOutput) -> None:
+        if self._is_open:
+            self._outputs.append(output)
+            self._arrived.set()
+
+    def fail(self, error: SwiftJaxError) -> None:
+        self.engine_is_done = True
+        self._error = error
+        self._arrived.set()
+
+    async def take(self) -> list[StepOutput]:
+        """Give all unread outputs, at least one."""
+        await self._arrived.wait()
+        self._arrived.clear()
+        if self._error is not None:
+            raise self._error
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+    def close(self) -> None:
+        self._is_open = False
+        if self.timer is not None:
+            self.timer.cancel()
+
+
+class _Answer:
+    """Joins the step outputs of one request into deltas."""
+
+    def __init__(self, request: Request, text: TextStream) -> None:
+        self.finish_reason: FinishReason | None = None
+        self._request = request
+        self._text = text
+        self._num_output_tokens = 0
+
+    def merge(self, outputs: list[StepOutput]) -> StreamOutput:
+        """Join outputs up to the one that ends the answer; tokens after a stop are dropped."""
+        text: list[str] = []
+        token_ids: list[int] = []
+        logprobs: list[float] = []
+        matched_stop: str | int | None = None
+        for output in outputs:
+            delta = self._text.push(output.token_ids, output.finish_reason)
+            text.append(delta.text)
+            token_ids.extend(output.token_ids)
+            logprobs.extend(output.logprobs)
+            if delta.finish_reason is not None:
+                self.finish_reason, matched_stop = delta.finish_reason, delta.matched_stop
+                break
+        self._num_output_tokens += len(token_ids)
+        return StreamOutput(
+            request_id=self._request.request_id,
+            text="".join(text),
+            token_ids=tuple(token_ids),
+            logprobs=tuple(logprobs),
+            finish_reason=self.finish_reason,
+            num_prompt_tokens=len(self._request.prompt_token_ids),
+            num_output_tokens=self._num_output_tokens,
+            matched_stop=matched_stop,
+        )
