@@ -86,7 +86,7 @@ class ModelConfig:
         family = _family(config)
         _refuse_unknown_options(config, family)
         num_heads = _positive_int(config, "num_attention_heads")
-        num_kv_heads = _positive_int(config, "num_key_value_heads", num_heads)
+        num_kv_heads = _num_kv_heads(config, family, num_heads)
         hidden_size = _positive_int(config, "hidden_size")
         num_layers = _positive_int(config, "num_hidden_layers")
         if num_heads % num_kv_heads:
@@ -113,7 +113,7 @@ class ModelConfig:
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
             max_position=max_position,
-            rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+            rms_norm_eps=_positive_float(config, "rms_norm_eps", 1e-6),
             rope=read_rope(config, max_position),
             qkv_bias=family == "qwen2" or (family in ("llama", "qwen3") and attention_bias),
             output_bias=family in ("llama", "qwen3") and attention_bias,
@@ -121,8 +121,8 @@ class ModelConfig:
             qk_norm=family == "qwen3",
             tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
             layer_windows=_layer_windows(config, family, num_layers),
-            bos_token_id=config.get("bos_token_id"),
-            eos_token_ids=_eos_token_ids(config, generation or {}),
+            bos_token_id=config.get("bos_token_id", 1 if family in ("llama", "mistral") else None),
+            eos_token_ids=_eos_token_ids(config, generation or {}, family),
             dtype=_dtype(config),
         )
 
@@ -150,8 +150,6 @@ def _refuse_unknown_options(config: Mapping[str, Any], family: str) -> None:
         raise UnsupportedError(
             f"the checkpoint is quantised ({method}); give the unquantised checkpoint instead"
         )
-    if (partial := config.get("partial_rotary_factor", 1.0)) != 1.0:
-        raise UnsupportedError(f"partial_rotary_factor {partial} is not supported; only 1.0 is")
 
 
 def _positive_int(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
@@ -162,9 +160,24 @@ def _positive_int(config: Mapping[str, Any], key: str, default: int | None = Non
     return value
 
 
+def _positive_float(config: Mapping[str, Any], key: str, default: float) -> float:
+    value = config.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise InvalidRequestError(f"config.json: {key} must be a positive number, not {value!r}")
+    return float(value)
+
+
+def _num_kv_heads(config: Mapping[str, Any], family: str, num_heads: int) -> int:
+    # An explicit null means "as many as query heads"; an absent key means the class's own default.
+    absent = {"llama": num_heads, "mistral": 8, "qwen2": 32, "qwen3": 32}[family]
+    return _positive_int(
+        config, "num_key_value_heads", num_heads if "num_key_value_heads" in config else absent
+    )
+
+
 def _layer_windows(config: Mapping[str, Any], family: str, num_layers: int) -> tuple[int, ...]:
-    # Mistral's config class gives an absent key 4096; only an explicit null means full attention.
-    window = config.get("sliding_window", 4096 if family == "mistral" else None)
+    # HF's config classes give an absent key 4096; only an explicit null means full attention.
+    window = config.get("sliding_window", 4096)
     if family == "llama" or not window:
         return ()
     if family == "mistral":
@@ -182,8 +195,15 @@ def _layer_windows(config: Mapping[str, Any], family: str, num_layers: int) -> t
     return tuple(int(window) if kind == "sliding_attention" else 0 for kind in kinds)
 
 
-def _eos_token_ids(config: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ...]:
-    """Unite both files: either may name one id, a list or nothing."""
+def _eos_token_ids(
+    config: Mapping[str, Any], generation: Mapping[str, Any], family: str
+) -> tuple[int, ...]:
+    """Unite both files: either may name one id, a list or nothing.
+
+    Where neither has the key at all, the default of HF's config class holds.
+    """
+    if "eos_token_id" not in config and "eos_token_id" not in generation:
+        return (2,) if family in ("llama", "mistral") else ()
     ids: dict[int, None] = {}
     for source in (generation, config):
         value = source.get("eos_token_id")
@@ -194,7 +214,7 @@ def _eos_token_ids(config: Mapping[str, Any], generation: Mapping[str, Any]) -> 
 
 
 def _dtype(config: Mapping[str, Any]) -> Dtype | None:
-    value = config.get("dtype", config.get("torch_dtype"))
+    value = config.get("dtype") or config.get("torch_dtype")
     if value is None:
         return None
     name = str(value).removeprefix("torch.")
@@ -211,11 +231,7 @@ def read_rope(config: Mapping[str, Any], max_position: int) -> RopeConfig:
     if they differ), as the newer spelling is the one a recent tool wrote.
     """
     block = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    kind = block.get("rope_type", block.get("type", "default"))
-    if kind not in ROPE_KINDS:
-        raise UnsupportedError(
-            f"rope type {kind!r} is not supported; known: {', '.join(ROPE_KINDS)}"
-        )
+    kind = _rope_kind(config, block)
     top, inner = config.get("rope_theta"), block.get("rope_theta")
     if top is not None and inner is not None and float(top) != float(inner):
         logger.warning(
@@ -224,15 +240,15 @@ def read_rope(config: Mapping[str, Any], max_position: int) -> RopeConfig:
             inner,
         )
     theta = float(inner if inner is not None else top if top is not None else 10_000.0)
-    if kind != "default" and not isinstance(block.get("factor"), int | float):
-        raise InvalidRequestError(f"config.json: rope type {kind!r} needs a numeric 'factor'")
-    original = block.get("original_max_position_embeddings") or config.get(
+    original = config.get("original_max_position_embeddings") or block.get(
         "original_max_position_embeddings"
     )
+    if kind == "dynamic":  # scales from the model's own limit, whatever else the block says
+        original = max_position
     return RopeConfig(
         kind=kind,
         theta=theta,
-        factor=float(block.get("factor", 1.0)),
+        factor=float(block.get("factor") or 1.0),
         low_freq_factor=float(block.get("low_freq_factor", 1.0)),
         high_freq_factor=float(block.get("high_freq_factor", 4.0)),
         original_max_position=int(original or max_position),
@@ -243,6 +259,33 @@ def read_rope(config: Mapping[str, Any], max_position: int) -> RopeConfig:
         mscale_all_dim=block.get("mscale_all_dim"),
         truncate=bool(block.get("truncate", True)),
     )
+
+
+def _rope_kind(config: Mapping[str, Any], block: Mapping[str, Any]) -> RopeKind:
+    """Check everything in the block that could make the embedding silently wrong."""
+    if nested := [key for key, value in block.items() if isinstance(value, Mapping)]:
+        raise UnsupportedError(
+            f"rope_parameters differ by layer type ({', '.join(nested)}); one set for all layers is "
+            "supported"
+        )
+    for source in (config, block):
+        if (partial := source.get("partial_rotary_factor")) not in (None, 1):
+            raise UnsupportedError(f"partial_rotary_factor {partial} is not supported; only 1.0 is")
+    name = block.get("rope_type", block.get("type", "default"))
+    kinds: dict[str, RopeKind] = {kind: kind for kind in ROPE_KINDS}
+    kind = kinds.get(str(name))
+    if kind is None:
+        raise UnsupportedError(
+            f"rope type {name!r} is not supported; known: {', '.join(ROPE_KINDS)}"
+        )
+    needed = ("factor", "low_freq_factor", "high_freq_factor") if kind == "llama3" else ("factor",)
+    for key in needed if kind != "default" else ():
+        value = block.get(key)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            raise InvalidRequestError(
+                f"config.json: rope type {kind!r} needs a positive {key!r}, not {value!r}"
+            )
+    return kind
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
