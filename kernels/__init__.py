@@ -1,0 +1,26 @@
+"""Paged attention and KV writes: the ops that the model calls, each with several implementations.
+
+`reference.py` says what every op means; read it first. Nothing here knows the rest of SwiftJAX, so
+the folder can be used alone. The model calls the three ops; `choose_implementation` is called once,
+where the engine is built.
+"""
+
+from swiftjax.kernels.decode_attention import decode_attention
+from swiftjax.kernels.implementation import (
+    IMPLEMENTATIONS,
+    Implementation,
+    check_supported,
+    choose_implementation,
+)
+from swiftjax.kernels.ragged_attention import ragged_attention
+from swiftjax.kernels.write_kv import write_kv
+
+__all__ = [
+    "IMPLEMENTATIONS",
+    "Implementation",
+    "check_supported",
+    "choose_implementation",
+    "decode_attention",
+    "ragged_attention",
+    "write_kv",
+]

@@ -1,0 +1,122 @@
+"""The meaning of every op in plain jnp: one query at a time, whole contexts, float32.
+
+This is the specification and the oracle of the tests, written to be checked by eye; it is slow and
+uses memory without restraint. Letters as in `swiftjax/batch.py`; C is M * S, a gathered context.
+
+Pages are `[P K S H]`. Token i of a sequence lies in page `page_table[b, i // S]` at offset `i % S`.
+A query at position p attends the keys at positions 0..p; with `window = w` only p-w+1..p, and with
+`sink_len = s` also 0..s-1. Scores of sink keys outside or inside the window use the query `q_sink`
+(the same query, rotated to the distance at which the sinks are to be seen).
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int32
+
+
+def decode_attention(
+    q: Float[Array, "B N H"],
+    k_pages: Float[Array, "P K S H"],
+    v_pages: Float[Array, "P K S H"],
+    page_table: Int32[Array, "B M"],
+    context_lens: Int32[Array, " B"],
+    *,
+    scale: float,
+    window: int = 0,
+    sink_len: int = 0,
+    q_sink: Float[Array, "B N H"] | None = None,
+) -> Float[Array, "B N H"]:
+    """Attend from the last token of each sequence; a row with context_len 0 gives zeros."""
+    return ragged_attention(
+        q,
+        k_pages,
+        v_pages,
+        page_table,
+        jnp.arange(q.shape[0] + 1, dtype=jnp.int32),
+        context_lens,
+        scale=scale,
+        window=window,
+        sink_len=sink_len,
+        q_sink=q_sink,
+    )
+
+
+def ragged_attention(
+    q: Float[Array, "T N H"],
+    k_pages: Float[Array, "P K S H"],
+    v_pages: Float[Array, "P K S H"],
+    page_table: Int32[Array, "B M"],
+    query_starts: Int32[Array, " B+1"],
+    context_lens: Int32[Array, " B"],
+    *,
+    scale: float,
+    window: int = 0,
+    sink_len: int = 0,
+    q_sink: Float[Array, "T N H"] | None = None,
+) -> Float[Array, "T N H"]:
+    """Attend from the last `query_starts[b+1] - query_starts[b]` tokens of every sequence b.
+
+    Rows from `query_starts[B]` on are padding and give zeros.
+    """
+
+    def one_token(t: Int32[Array, ""]) -> Float[Array, "N H"]:
+        b = jnp.searchsorted(query_starts, t, side="right").astype(jnp.int32) - 1
+        b = jnp.minimum(b, context_lens.shape[0] - 1)
+        # The sequence's new tokens are its last ones: count the position back from its end.
+        position = context_lens[b] - (query_starts[b + 1] - t)
+        keys, values = gather(k_pages, page_table[b]), gather(v_pages, page_table[b])
+        key_position = jnp.arange(keys.shape[0], dtype=jnp.int32)
+        is_sink = key_position < sink_len
+        allowed = key_position <= position
+        if window:
+            allowed &= (key_position > position - window) | is_sink
+        allowed &= t < query_starts[-1]
+        scores = score(q[t], keys) * scale
+        if q_sink is not None:
+            scores = jnp.where(is_sink[None, :], score(q_sink[t], keys) * scale, scores)
+        return weigh(scores, values, allowed).astype(q.dtype)
+
+    return lax.map(one_token, jnp.arange(q.shape[0], dtype=jnp.int32))
+
+
+def gather(pages: Float[Array, "P K S H"], page_ids: Int32[Array, " M"]) -> Float[Array, "C K H"]:
+    """Lay the pages of one sequence side by side, in token order, as float32."""
+    _, num_kv_heads, _, head_dim = pages.shape
+    tokens = pages[page_ids].astype(jnp.float32).transpose(0, 2, 1, 3)
+    return tokens.reshape(-1, num_kv_heads, head_dim)
+
+
+def score(q: Float[Array, "N H"], keys: Float[Array, "C K H"]) -> Float[Array, "N C"]:
+    """Multiply each query head with the keys of its KV head (N / K query heads share one)."""
+    keys = jnp.repeat(keys, q.shape[0] // keys.shape[1], axis=1)
+    return jnp.einsum("nh,cnh->nc", q.astype(jnp.float32), keys, precision=lax.Precision.HIGHEST)
+
+
+def weigh(
+    scores: Float[Array, "N C"], values: Float[Array, "C K H"], allowed: Bool[Array, " C"]
+) -> Float[Array, "N H"]:
+    """Average the values by the softmax over the allowed keys; zeros if there are none.
+
+    Slots that are not allowed may hold anything, NaN included: they are replaced, not multiplied.
+    """
+    scores = jnp.where(allowed[None, :], scores, -jnp.inf)
+    weights = jnp.where(allowed.any(), jax.nn.softmax(scores, axis=-1), 0.0)
+    values = jnp.where(allowed[:, None, None], values, 0.0)
+    values = jnp.repeat(values, scores.shape[0] // values.shape[1], axis=1)
+    return jnp.einsum("nc,cnh->nh", weights, values, precision=lax.Precision.HIGHEST)
+
+
+def write_kv(
+    k_pages: Float[Array, "P K S H"],
+    v_pages: Float[Array, "P K S H"],
+    k: Float[Array, "T K H"],
+    v: Float[Array, "T K H"],
+    slot_mapping: Int32[Array, " T"],
+) -> tuple[Float[Array, "P K S H"], Float[Array, "P K S H"]]:
+    """Store token t at slot `slot_mapping[t]` = page * S + offset; drop slots from P * S on."""
+    page, offset = jnp.divmod(slot_mapping, k_pages.shape[2])
+    return (
+        k_pages.at[page, :, offset].set(k.astype(k_pages.dtype), mode="drop"),
+        v_pages.at[page, :, offset].set(v.astype(v_pages.dtype), mode="drop"),
+    )

@@ -1,0 +1,217 @@
+"""The portable attention: plain jax, fast on a CPU, the fallback everywhere else.
+
+One function, `attend`, walks the pages of a group of queries in trips of a few hundred tokens with
+an online softmax; its trip counts are traced, so that nothing is compiled per context length.
+Decode calls it once for all sequences, ragged attention once per query block. Letters as in
+`reference.py`; X is the number of query rows per sequence and KV head.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int32
+
+from swiftjax.kernels.query_blocks import query_blocks
+
+TOKENS_PER_TRIP = 256
+MASKED = -1e30  # finite: the difference of two masked scores must not be NaN
+
+
+class Mask(NamedTuple):
+    """Which keys a query may see; both are static."""
+
+    window: int
+    sink_len: int
+
+
+class Softmax(NamedTuple):
+    """Running state of the online softmax, float32."""
+
+    out: Float[Array, "B K X H"]
+    peak: Float[Array, "B K X"]
+    total: Float[Array, "B K X"]
+
+
+def decode_attention(
+    q: Float[Array, "B N H"],
+    k_pages: Float[Array, "P K S H"],
+    v_pages: Float[Array, "P K S H"],
+    page_table: Int32[Array, "B M"],
+    context_lens: Int32[Array, " B"],
+    *,
+    scale: float,
+    window: int = 0,
+    sink_len: int = 0,
+    q_sink: Float[Array, "B N H"] | None = None,
+) -> Float[Array, "B N H"]:
+    """Attend for all sequences together, with as many trips as the longest context needs."""
+    num_seqs, num_heads, head_dim = q.shape
+    num_kv_heads = k_pages.shape[1]
+    group = num_heads // num_kv_heads
+
+    def rows(x: Float[Array, "B N H"]) -> Float[Array, "B K G H"]:
+        return x.astype(jnp.float32).reshape(num_seqs, num_kv_heads, group, head_dim) * scale
+
+    out = attend(
+        rows(q),
+        None if q_sink is None else rows(q_sink),
+        jnp.broadcast_to(context_lens[:, None] - 1, (num_seqs, group)),
+        k_pages,
+        v_pages,
+        page_table,
+        Mask(window, sink_len),
+    )
+    return out.reshape(q.shape).astype(q.dtype)
+
+
+def ragged_attention(
+    q: Float[Array, "T N H"],
+    k_pages: Float[Array, "P K S H"],
+    v_pages: Float[Array, "P K S H"],
+    page_table: Int32[Array, "B M"],
+    query_starts: Int32[Array, " B+1"],
+    context_lens: Int32[Array, " B"],
+    *,
+    scale: float,
+    window: int = 0,
+    sink_len: int = 0,
+    q_sink: Float[Array, "T N H"] | None = None,
+) -> Float[Array, "T N H"]:
+    """Attend for one query block after the other, each with its own trips; spares never run."""
+    num_tokens, num_heads, head_dim = q.shape
+    num_kv_heads = k_pages.shape[1]
+    group = num_heads // num_kv_heads
+    block_q = choose_block_q(num_tokens, context_lens.shape[0])
+    blocks = query_blocks(query_starts, num_tokens, block_q)
+
+    def rows(x: Float[Array, "padded N H"], first: Int32[Array, ""]) -> Float[Array, "1 K X H"]:
+        block = lax.dynamic_slice_in_dim(x, first, block_q).astype(jnp.float32) * scale
+        block = block.reshape(block_q, num_kv_heads, group, head_dim).transpose(1, 0, 2, 3)
+        return block.reshape(1, num_kv_heads, block_q * group, head_dim)
+
+    def one_block(i: Int32[Array, ""], out: Float[Array, "padded N H"]) -> Array:
+        first, seq = blocks.first[i], blocks.sequence[i]
+        tokens = first + jnp.arange(block_q, dtype=jnp.int32)
+        end = query_starts[seq + 1]
+        positions = jnp.where(tokens < end, context_lens[seq] - end + tokens, -1)
+        block = attend(
+            rows(padded_q, first),
+            None if padded_sink is None else rows(padded_sink, first),
+            jnp.repeat(positions, group)[None],
+            k_pages,
+            v_pages,
+            lax.dynamic_slice_in_dim(page_table, seq, 1),
+            Mask(window, sink_len),
+        )
+        block = block.reshape(num_kv_heads, block_q, group, head_dim).transpose(1, 0, 2, 3)
+        block = block.reshape(block_q, num_heads, head_dim).astype(out.dtype)
+        # Rows past the sequence's end are zeros here; the next block, in token order, fills them.
+        return lax.dynamic_update_slice_in_dim(out, block, first, 0)
+
+    padding = ((0, block_q), (0, 0), (0, 0))
+    padded_q = jnp.pad(q, padding)
+    padded_sink = None if q_sink is None else jnp.pad(q_sink, padding)
+    out = lax.fori_loop(0, blocks.count, one_block, jnp.zeros_like(padded_q))
+    return out[:num_tokens]
+
+
+def choose_block_q(num_tokens: int, num_seqs: int) -> int:
+    """Tokens per query block: about the mean chunk length, between 8 (decode rows) and 128."""
+    block_q = 8
+    while block_q < 128 and block_q * num_seqs < num_tokens:
+        block_q *= 2
+    return block_q
+
+
+def attend(
+    q: Float[Array, "B K X H"],
+    q_sink: Float[Array, "B K X H"] | None,
+    positions: Int32[Array, "B X"],
+    k_pages: Float[Array, "P K S H"],
+    v_pages: Float[Array, "P K S H"],
+    page_table: Int32[Array, "B M"],
+    mask: Mask,
+) -> Float[Array, "B K X H"]:
+    """Attend from scaled query rows; a row at position -1 gives zeros."""
+    page_size, max_pages = k_pages.shape[2], page_table.shape[1]
+    num_pages = min(max(1, TOKENS_PER_TRIP // page_size), max_pages)
+    last = positions.max(axis=1)
+    lowest = jnp.where(positions < 0, last[:, None], positions).min(axis=1)
+    sink_trips, first_trip, num_trips = plan_trips(lowest, last, mask, num_pages * page_size)
+
+    def body(i: Int32[Array, ""], state: Softmax) -> Softmax:
+        start = jnp.where(i < sink_trips, i, first_trip + (i - sink_trips)) * num_pages
+        pages = start[:, None] + jnp.arange(num_pages, dtype=jnp.int32)[None]
+        page_ids = jnp.take_along_axis(page_table, jnp.minimum(pages, max_pages - 1), axis=1)
+        keys, values = gather(k_pages, page_ids), gather(v_pages, page_ids)
+        offsets = jnp.arange(num_pages * page_size, dtype=jnp.int32)
+        key_positions = start[:, None] * page_size + offsets[None]
+        scores = jnp.einsum("bkxh,bkch->bkxc", q, keys)
+        if q_sink is not None:
+            is_sink = (key_positions < mask.sink_len)[:, None, None, :]
+            scores = jnp.where(is_sink, jnp.einsum("bkxh,bkch->bkxc", q_sink, keys), scores)
+        # Slots that no query may see can hold NaN, and 0 * NaN is NaN.
+        seen = visible(key_positions, lowest[:, None], last[:, None], mask)
+        values = jnp.where(seen[:, None, :, None], values, 0.0)
+        queries = positions[:, :, None]
+        allowed = visible(key_positions[:, None, :], queries, queries, mask)
+        return accumulate(state, scores, allowed, values)
+
+    zeros = jnp.zeros(q.shape[:3], jnp.float32)
+    state = Softmax(jnp.zeros(q.shape, jnp.float32), zeros + MASKED, zeros)
+    state = lax.fori_loop(0, num_trips, body, state)
+    return state.out / jnp.where(state.total > 0, state.total, 1.0)[..., None]
+
+
+def plan_trips(
+    lowest: Int32[Array, " B"], last: Int32[Array, " B"], mask: Mask, trip: int
+) -> tuple[int, Int32[Array, " B"], Int32[Array, ""]]:
+    """Say how many trips go to the sinks, where each sequence's window starts, and the total.
+
+    `lowest` and `last` are the first and the last query position of each sequence.
+    """
+    if not mask.window:
+        return 0, jnp.zeros_like(last), (last // trip + 1).max()
+    sink_trips = -(-mask.sink_len // trip)
+    first_trip = jnp.maximum((lowest - mask.window + 1) // trip, sink_trips)
+    window_trips = jnp.maximum(last // trip + 1 - first_trip, 0)
+    return sink_trips, first_trip, sink_trips + window_trips.max()
+
+
+def visible(
+    keys: Int32[Array, "..."], lowest: Int32[Array, "..."], last: Int32[Array, "..."], mask: Mask
+) -> Bool[Array, "..."]:
+    """Which key positions some query between `lowest` and `last` may see."""
+    seen = keys <= last
+    if mask.window:
+        seen &= (keys > lowest - mask.window) | (keys < mask.sink_len)
+    return seen
+
+
+def accumulate(
+    state: Softmax,
+    scores: Float[Array, "B K X C"],
+    allowed: Bool[Array, "B X C"],
+    values: Float[Array, "B K C H"],
+) -> Softmax:
+    """Take one trip's keys into the online softmax."""
+    scores = jnp.where(allowed[:, None], scores, MASKED)
+    peak = jnp.maximum(state.peak, scores.max(axis=-1))
+    # The second mask matters to rows that have seen no key yet, where MASKED - MASKED is 0.
+    weights = jnp.where(allowed[:, None], jnp.exp(scores - peak[..., None]), 0.0)
+    shrink = jnp.exp(state.peak - peak)
+    out = jnp.einsum("bkxc,bkch->bkxh", weights, values)
+    return Softmax(
+        state.out * shrink[..., None] + out, peak, state.total * shrink + weights.sum(axis=-1)
+    )
+
+
+def gather(
+    pages: Float[Array, "P K S H"], page_ids: Int32[Array, "B pages"]
+) -> Float[Array, "B K C H"]:
+    """Copy the named pages side by side, as float32."""
+    num_seqs, num_pages = page_ids.shape
+    _, num_kv_heads, page_size, head_dim = pages.shape
+    block = pages[page_ids].astype(jnp.float32).transpose(0, 2, 1, 3, 4)
+    return block.reshape(num_seqs, num_kv_heads, num_pages * page_size, head_dim)
