@@ -1,0 +1,222 @@
+"""Chat messages to prompt text by the model's Jinja template, run as untrusted code.
+
+A template comes from the checkpoint or from the operator, never from a request. It runs in a
+small process of its own (`template_worker.py`) with limits on steps, CPU time, memory and files.
+Called by `Tokenizer.apply_chat_template`; knows nothing about tokens.
+"""
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from swiftjax.engine import template_worker
+from swiftjax.errors import InvalidRequestError, SwiftJaxError, UnsupportedError
+
+MAX_TEMPLATE_CHARS = 2**20
+MAX_ROLE_CHARS = 64
+# CPU time is limited in the worker. Waiting longer than this means that it hangs.
+WAIT_SECONDS = 20.0
+
+
+def check_text(text: object, name: str, max_chars: int) -> str:
+    """Return the text, or raise InvalidRequestError naming what cannot be tokenised."""
+    if not isinstance(text, str):
+        raise InvalidRequestError(f"{name} must be text, not {type(text).__name__}")
+    if len(text) > max_chars:
+        raise InvalidRequestError(
+            f"{name} has {len(text)} characters; at most {max_chars} are taken: shorten it"
+        )
+    if (place := text.find("\0")) >= 0:
+        raise InvalidRequestError(f"{name} has a NUL character at position {place}: remove it")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(
+            f"{name} has a lone surrogate at position {error.start}: it is not valid Unicode"
+        ) from None
+    return text
+
+
+def check_messages(messages: Sequence[Mapping[str, Any]], max_chars: int) -> list[dict[str, str]]:
+    """Copy messages into plain role and content texts; text parts are joined by newlines.
+
+    Raises InvalidRequestError naming the message and the field.
+    """
+    if isinstance(messages, str | bytes) or not isinstance(messages, Sequence) or not messages:
+        raise InvalidRequestError("messages must be a non-empty list of {role, content}")
+    checked: list[dict[str, str]] = []
+    left = max_chars
+    for index, message in enumerate(messages):
+        checked.append(_check_message(message, f"messages[{index}]", left))
+        left -= len(checked[-1]["content"])
+    return checked
+
+
+def _check_message(message: object, name: str, max_chars: int) -> dict[str, str]:
+    if not isinstance(message, Mapping):
+        raise InvalidRequestError(f"{name} must be an object with role and content")
+    fields = {key: value for key, value in message.items() if value is not None}
+    if unknown := [key for key in fields if key not in ("role", "content", "name")]:
+        raise InvalidRequestError(f"{name} has {unknown!r:.80}; known are role, content and name")
+    for key in ("role", "content"):
+        if key not in fields:
+            raise InvalidRequestError(f"{name} has no {key}")
+    checked = {
+        key: check_text(fields[key], f"{name}.{key}", MAX_ROLE_CHARS)
+        for key in ("role", "name")
+        if key in fields
+    }
+    content = _join_parts(fields["content"], f"{name}.content")
+    return checked | {"content": check_text(content, f"{name}.content", max_chars)}
+
+
+def _join_parts(content: object, name: str) -> object:
+    if isinstance(content, str) or not isinstance(content, Sequence):
+        return content
+    texts: list[str] = []
+    for index, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, Mapping) else part
+        text = part.get("text") if isinstance(part, Mapping) else None
+        if kind != "text" or not isinstance(text, str):
+            raise InvalidRequestError(
+                f"{name}[{index}] has type {kind!r:.40}; only {{type: 'text', text}} is supported"
+            )
+        texts.append(text)
+    return "\n".join(texts)
+
+
+class ChatTemplate:
+    """One template and the process that runs it; renders of several threads take turns."""
+
+    def __init__(self, source: str, variables: Mapping[str, str]) -> None:
+        """Take a template and the special tokens it may name; compiles nothing yet."""
+        self._setup = {"source": source, "variables": dict(variables)}
+        self._lock = threading.Lock()
+        self._worker: subprocess.Popen[bytes] | None = None
+        self._stop: weakref.finalize | None = None
+
+    def check(self) -> None:
+        """Compile. Raises UnsupportedError for a template that cannot be used."""
+        with self._lock:
+            self._ready_worker()
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        max_chars: int,
+    ) -> str:
+        """Render messages of at most `max_chars` characters in all.
+
+        Raises UnsupportedError for a template that does not compile, InvalidRequestError for
+        malformed messages, a conversation the template refuses, and a template that needs more
+        than its budget.
+        """
+        checked = check_messages(messages, max_chars)
+        with self._lock:
+            worker = self._ready_worker()
+            return self._ask(
+                worker, {"messages": checked, "add_generation_prompt": add_generation_prompt}
+            )
+
+    def _ready_worker(self) -> subprocess.Popen[bytes]:
+        if self._worker is not None and self._worker.poll() is None:
+            return self._worker
+        if len(self._setup["source"]) > MAX_TEMPLATE_CHARS:
+            raise UnsupportedError(
+                f"the chat template has {len(self._setup['source'])} characters; at most "
+                f"{MAX_TEMPLATE_CHARS} are taken"
+            )
+        self._end_worker()
+        # -P keeps the worker's folder off sys.path. A session of its own keeps Ctrl-C away.
+        self._worker = subprocess.Popen(
+            [sys.executable, "-P", str(Path(template_worker.__file__))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        self._stop = weakref.finalize(self, _end, self._worker)
+        try:
+            self._ask(self._worker, self._setup)
+        except SwiftJaxError:
+            self._end_worker()
+            raise
+        return self._worker
+
+    def _end_worker(self) -> None:
+        if self._stop is not None:
+            self._stop()
+        self._worker = self._stop = None
+
+    def _ask(self, worker: subprocess.Popen[bytes], question: object) -> str:
+        line = _exchange(worker, json.dumps(question).encode() + b"\n")
+        if line is None:
+            self._end_worker()
+            raise InvalidRequestError(_death(worker.returncode))
+        answer = json.loads(line)
+        if "text" in answer:
+            return answer["text"]
+        kind, detail = answer["error"], answer["detail"]
+        if kind == "unsupported":
+            raise UnsupportedError(f"the chat template cannot be used: {detail}")
+        raise InvalidRequestError(f"the chat template {_VERBS[kind]}: {detail}")
+
+
+_VERBS = {
+    "refused": "refused the messages",
+    "failed": "failed on these messages",
+    "budget": "went over its budget",
+}
+
+
+def _exchange(worker: subprocess.Popen[bytes], question: bytes) -> bytes | None:
+    """Send one line and read one; None when the worker died or hung."""
+    assert worker.stdin is not None and worker.stdout is not None
+    deadline = time.monotonic() + WAIT_SECONDS
+    parts: list[bytes] = []
+    try:
+        worker.stdin.write(question)
+        worker.stdin.flush()
+        with selectors.DefaultSelector() as selector:
+            selector.register(worker.stdout, selectors.EVENT_READ)
+            while not parts or not parts[-1].endswith(b"\n"):
+                if not selector.select(max(0.0, deadline - time.monotonic())):
+                    return None
+                parts.append(os.read(worker.stdout.fileno(), 2**16))
+                if not parts[-1]:
+                    return None
+    except OSError:
+        return None
+    return b"".join(parts)
+
+
+def _end(worker: subprocess.Popen[bytes]) -> None:
+    worker.kill()
+    worker.wait()
+    for pipe in (worker.stdin, worker.stdout):
+        try:
+            if pipe is not None:
+                pipe.close()
+        except OSError:  # unsent bytes of a dead worker
+            pass
+
+
+def _death(returncode: int | None) -> str:
+    if returncode == -signal.SIGPROF:
+        cause = f"went over its budget: {template_worker.CPU_SECONDS} s of CPU time"
+    elif returncode == -signal.SIGABRT:
+        cause = f"went over its budget: {template_worker.MEMORY_BYTES // 2**20} MiB of memory"
+    else:
+        cause = f"ended its process (status {returncode}) or ran over {WAIT_SECONDS:g} s"
+    return f"the chat template {cause}"
