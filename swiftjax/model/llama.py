@@ -242,4 +242,4 @@ def random_params(config: ModelConfig, dtype: jnp.dtype, seed: int = 0) -> dict[
 
 def _named(model: Llama) -> dict[str, Array]:
     flat = nnx.to_flat_state(nnx.state(model))
-    return {".".join(map(str, path)): variable[...] for path, variable in flat}
+    return {".".join(map(str, path)): variable.get_value() for path, variable in flat}

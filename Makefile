@@ -1,0 +1,70 @@
+# make demo   a real language model answers over gRPC        make check  format, lint, types, tests
+# make test   the whole test suite                           make soak   the long forms of the soak tests
+# VENV=none PYTHON=python3 uses an interpreter that has everything installed already.
+
+PYTHON ?= python3
+VENV ?= .venv
+
+DRIVER := $(shell nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1 | cut -d. -f1)
+CUDA := $(if $(DRIVER),$(shell [ "$(DRIVER)" -ge 580 ] && echo ,cuda13 || echo ,cuda12))
+
+ifeq ($(VENV),none)
+RUN := PYTHONPATH=. $(PYTHON)
+BASE :=
+DEV :=
+else
+RUN := $(VENV)/bin/python
+BASE := $(VENV)/.base$(CUDA)
+DEV := $(VENV)/.dev$(CUDA)
+endif
+
+.PHONY: demo test soak check lint types count parity proto clean
+
+demo: $(BASE)
+	$(RUN) -m swiftjax.cli demo
+
+test: $(DEV)
+	$(RUN) -m pytest
+
+soak: $(DEV)
+	SWIFTJAX_SOAK=1 $(RUN) -m pytest -m soak
+
+check: lint types count test
+
+lint: $(DEV)
+	$(RUN) -m ruff format --check .
+	$(RUN) -m ruff check .
+
+types: $(DEV)
+	$(RUN) -m pyright
+
+count:
+	@$(PYTHON) tests/count_lines.py
+
+# Compares live with transformers and torch; the checked-in goldens need neither.
+parity: $(DEV)
+	$(RUN) -m pip install --quiet "torch>=2.6" "transformers>=5"
+	$(RUN) tests/model/make_goldens.py --check
+
+# grpcio-tools is pinned low so that the generated code runs on old and new protobuf alike; it
+# can't share an environment with a newer protobuf.
+proto:
+	$(PYTHON) -m venv .venv-proto
+	.venv-proto/bin/pip install --quiet grpcio-tools==1.75.1
+	.venv-proto/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. \
+		--grpc_python_out=. swiftjax/serving/proto/swiftjax.proto
+
+clean:
+	rm -rf .venv .venv-proto build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "SwiftJAX needs Python >= 3.11: make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+
+$(BASE): pyproject.toml | $(VENV)/bin/python
+	$(VENV)/bin/python -m pip install --quiet --editable ".[base$(CUDA)]"
+	touch $@
+
+$(DEV): pyproject.toml | $(VENV)/bin/python
+	$(VENV)/bin/python -m pip install --quiet --editable ".[dev$(CUDA)]"
+	touch $@

@@ -1,0 +1,85 @@
+"""Run prompts through the real step code and return all logits, not only the sampled rows."""
+
+import dataclasses
+from collections.abc import Sequence as SequenceOf
+
+import jax
+import numpy as np
+from jaxtyping import Array
+
+from swiftjax import kernels
+from swiftjax.batch import Batch
+from swiftjax.config import ModelConfig, SchedulerConfig
+from swiftjax.engine.batching import make_batch, make_buckets
+from swiftjax.engine.page_pool import PagePool
+from swiftjax.engine.request import GenerationConfig, Request
+from swiftjax.engine.scheduler import Plan, Scheduler
+from swiftjax.model.kv_cache import KVCache, make_kv_cache
+from swiftjax.model.runner import StepModel
+
+
+def forward_logits(
+    config: ModelConfig,
+    params: dict[str, Array],
+    token_ids: SequenceOf[int],
+    *,
+    chunks: SequenceOf[int] | None = None,
+    page_size: int = 16,
+    implementation: kernels.Implementation = "xla",
+) -> np.ndarray:
+    """Logits [T V] of a paged forward pass, cut into `chunks` tokens a step (None: one step).
+
+    With chunks of 1 every step after the first is a decode. The prompt length is the first chunk's
+    only if the rest are decodes; otherwise the whole text is the prompt.
+    """
+    chunks = chunks or [len(token_ids)]
+    assert sum(chunks) == len(token_ids)
+    num_pages = -(-len(token_ids) // page_size)
+    config = config if config.dtype else dataclasses.replace(config, dtype="float32")
+    model = StepModel(
+        config, params, max_model_len=len(token_ids), implementation=implementation
+    )
+    cache = make_kv_cache(
+        config, num_pages=num_pages, page_size=page_size, dtype=next(iter(params.values())).dtype
+    )
+
+    @jax.jit
+    def step(params: tuple[Array, ...], cache: KVCache, batch: Batch) -> tuple[Array, KVCache]:
+        llama, hidden, cache = model.forward(params, cache, batch)
+        return llama.logits(hidden), cache
+
+    logits = []
+    for batch, count in _batches(token_ids, chunks, num_pages, page_size):
+        out, cache = step(model.params, cache, batch)
+        logits.append(np.asarray(out[:count]))
+    return np.concatenate(logits)
+
+
+def _batches(
+    token_ids: SequenceOf[int], chunks: SequenceOf[int], num_pages: int, page_size: int
+) -> list[tuple[Batch, int]]:
+    """Plans of the real scheduler for one sequence, with the budget set to each chunk in turn."""
+    request = Request(
+        request_id="forward",
+        prompt_token_ids=tuple(token_ids),
+        generation=GenerationConfig(),
+        max_new_tokens=1,
+        stop_token_ids=frozenset(),
+        seed=0,
+        arrival_time=0.0,
+    )
+    scheduler = Scheduler(SchedulerConfig(max_num_seqs=2), PagePool(num_pages, page_size))
+    scheduler.submit(request)
+    buckets = make_buckets(
+        max_num_seqs=2, max_num_batched_tokens=max(chunks), max_pages=num_pages
+    )
+    batches = []
+    for count in chunks:
+        scheduler.config = SchedulerConfig(max_num_seqs=2, max_num_batched_tokens=count)
+        plan = scheduler.schedule(0.0)
+        assert isinstance(plan, Plan) and sum(w.num_new for w in plan.work) == count
+        num_slots = num_pages * page_size
+        batches.append(
+            (make_batch(plan, buckets, page_size=page_size, num_slots=num_slots), count)
+        )
+    return batches
