@@ -1,0 +1,120 @@
+"""A Hugging Face model directory: config.json, safetensors (one file or shards), tokenizer files.
+
+With an index, only the files it names are read; other safetensors files in the directory are
+ignored. Knows nothing of models. Used by `load`.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from swiftjax.config import DTYPES, Dtype
+from swiftjax.converters.safetensors_io import StoredTensor, open_safetensors, read_tensor
+from swiftjax.converters.source import TensorInfo
+from swiftjax.errors import CheckpointError
+from swiftjax.model.hf_config import read_json_object
+from swiftjax.tokenizer_files import TokenizerFiles, read_tokenizer_files
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+
+class HfSource:
+    """Implements CheckpointSource. Raises CheckpointError listing what is missing or broken."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory
+        self.config: Mapping[str, Any] = read_json_object(resolve_inside(directory, "config.json"))
+        self.generation: Mapping[str, Any] = {}
+        if (directory / "generation_config.json").exists():
+            self.generation = read_json_object(resolve_inside(directory, "generation_config.json"))
+        self._stored = _open_weights(directory)
+        self.tensors: Mapping[str, TensorInfo] = {
+            name: TensorInfo(stored.shape, stored.dtype) for name, stored in self._stored.items()
+        }
+
+    @property
+    def file_dtype(self) -> Dtype | None:
+        """The type that holds most bytes; float32 for float64, None for 8-bit floats."""
+        sizes: Counter[str] = Counter()
+        for stored in self._stored.values():
+            name = stored.dtype.name.replace("float64", "float32")
+            sizes[name] += stored.num_bytes
+        most = max(sizes, key=lambda name: sizes[name], default="")
+        return next((dtype for dtype in DTYPES if dtype == most), None)
+
+    def label(self, name: str) -> str:
+        """The name itself: the file uses Hugging Face names."""
+        return name
+
+    def read(self, name: str) -> np.ndarray:
+        """Read one tensor into fresh memory."""
+        return read_tensor(self._stored[name])
+
+    def tokenizer_files(self) -> TokenizerFiles:
+        """Read tokenizer.json, tokenizer_config.json and the chat template."""
+        return read_tokenizer_files(self.path)
+
+
+def resolve_inside(directory: Path, name: str) -> Path:
+    """Find a file of a checkpoint directory, refusing a name or link that leads out of it.
+
+    A link into the `blobs` folder beside `snapshots` is followed: so the Hugging Face cache stores
+    its files. Raises CheckpointError naming the file.
+    """
+    pure = PurePosixPath(name)
+    if not name or "\0" in name or pure.is_absolute() or ".." in pure.parts:
+        raise CheckpointError(f"{directory}: {name!r} leads out of the checkpoint directory")
+    path = directory / name
+    if not path.is_file():
+        raise CheckpointError(f"{path} does not exist")
+    root, target = directory.resolve(), path.resolve()
+    allowed = [root]
+    if root.parent.name == "snapshots":
+        allowed.append(root.parent.parent / "blobs")
+    if not any(target.is_relative_to(folder) for folder in allowed):
+        raise CheckpointError(
+            f"{path} is a link to {target}, out of the checkpoint directory: copy the file instead"
+        )
+    return path
+
+
+def _open_weights(directory: Path) -> dict[str, StoredTensor]:
+    if (directory / INDEX_FILE).exists():
+        return _open_shards(directory, read_json_object(resolve_inside(directory, INDEX_FILE)))
+    if (directory / SINGLE_FILE).exists():
+        return open_safetensors(resolve_inside(directory, SINGLE_FILE))
+    raise CheckpointError(
+        f"{directory} holds neither {SINGLE_FILE} nor {INDEX_FILE}; only safetensors weights are "
+        "read, so convert other formats first"
+    )
+
+
+def _open_shards(directory: Path, index: Mapping[str, Any]) -> dict[str, StoredTensor]:
+    """Open the files an index names, and check that each tensor lies where the index says."""
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{directory / INDEX_FILE} has no weight_map")
+    if bad := [file for file in weight_map.values() if not isinstance(file, str)]:
+        raise CheckpointError(f"{directory / INDEX_FILE}: {bad[0]!r:.80} is not a file name")
+    shards, problems = {}, []
+    for file in sorted(set(weight_map.values())):
+        try:
+            shards[file] = open_safetensors(resolve_inside(directory, file))
+        except CheckpointError as error:
+            problems.append(str(error))
+    stored: dict[str, StoredTensor] = {}
+    for name, file in weight_map.items():
+        if file in shards and name not in shards[file]:
+            problems.append(f"{directory / file} lacks tensor {name!r}, which the index puts there")
+        elif file in shards:
+            stored[name] = shards[file][name]
+    for file, tensors in shards.items():
+        for name in tensors.keys() - weight_map.keys():
+            problems.append(f"{directory / file} holds tensor {name!r}, which the index lacks")
+    if problems:
+        raise CheckpointError("\n".join(problems))
+    return stored

@@ -1,0 +1,129 @@
+"""Load any checkpoint onto the default device: a Hugging Face directory, GGUF or our own format.
+
+One tensor at a time, so the host never holds much more than the model itself. Decides the dtype;
+leaves matching to `hf_llama` and file formats to the sources. Called by `api` and `convert`.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from swiftjax.config import Dtype, ModelConfig
+from swiftjax.converters.gguf_source import GgufSource
+from swiftjax.converters.hf_llama import LoadPlan, cast_finite, plan_load, read_rule
+from swiftjax.converters.hf_source import HfSource
+from swiftjax.converters.source import CheckpointSource
+from swiftjax.errors import CheckpointError
+from swiftjax.model.checkpoint import NativeCheckpoint, is_native
+from swiftjax.model.hf_config import read_model_config
+from swiftjax.tokenizer_files import TokenizerFiles
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadedCheckpoint:
+    """A model ready to run: `config` holds the resolved dtype and what the file says of tying."""
+
+    config: ModelConfig
+    params: dict[str, jax.Array]
+    tokenizer_files: TokenizerFiles
+
+
+class HostTensor(NamedTuple):
+    """One of our parameters on the host."""
+
+    name: str
+    values: np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpenCheckpoint:
+    """A checkpoint that was found whole and fitting; `tensors` reads it one by one, once."""
+
+    config: ModelConfig
+    num_params: int  # elements, not tensors
+    num_bytes: int  # in config.dtype
+    tensors: Iterator[HostTensor]
+    tokenizer_files: TokenizerFiles
+
+
+def load_checkpoint(
+    path: Path, *, dtype: Dtype | None, progress: Progress | None = None
+) -> LoadedCheckpoint:
+    """Load a checkpoint onto the default device; `progress` is told (bytes done, bytes in all).
+
+    Without a dtype: the one config.json names, else the one the weights are stored in, else (GGUF)
+    float32 on a CPU and bfloat16 on an accelerator. Raises CheckpointError for whatever is wrong
+    with the files and UnsupportedError for a model that cannot be computed.
+    """
+    opened = open_checkpoint(path, dtype=dtype)
+    params: dict[str, jax.Array] = {}
+    done = 0
+    for name, values in opened.tensors:
+        # Waiting bounds the host memory: a copy still under way holds its source.
+        params[name] = jax.block_until_ready(jax.device_put(values))
+        done += values.nbytes
+        if progress is not None:
+            progress(done, opened.num_bytes)
+    return LoadedCheckpoint(
+        config=opened.config, params=params, tokenizer_files=opened.tokenizer_files
+    )
+
+
+def open_checkpoint(path: Path, *, dtype: Dtype | None) -> OpenCheckpoint:
+    """Open and check a checkpoint of any format without reading its tensors."""
+    if not path.exists():
+        raise CheckpointError(
+            f"{path} does not exist; give a Hugging Face directory, a .gguf file or a directory "
+            "written by `swiftjax convert`"
+        )
+    if is_native(path):
+        return _open_native(path, dtype)
+    source = HfSource(path) if path.is_dir() else GgufSource(path)
+    config = read_model_config(path, source.config, source.generation)
+    plan = plan_load(source, replace(config, dtype=_resolve_dtype(dtype, config, source)))
+    num_params = sum(int(np.prod(rule.shape)) for rule in plan.rules)
+    return OpenCheckpoint(
+        config=plan.config,
+        num_params=num_params,
+        num_bytes=num_params * _numpy_dtype(plan.config).itemsize,
+        tensors=_read_plan(source, plan),
+        tokenizer_files=source.tokenizer_files(),
+    )
+
+
+def _read_plan(source: CheckpointSource, plan: LoadPlan) -> Iterator[HostTensor]:
+    dtype = _numpy_dtype(plan.config)
+    for rule in plan.rules:
+        yield HostTensor(rule.target, read_rule(source, rule, dtype))
+
+
+def _open_native(path: Path, dtype: Dtype | None) -> OpenCheckpoint:
+    native = NativeCheckpoint(path)
+    config = native.config if dtype is None else replace(native.config, dtype=dtype)
+    target = _numpy_dtype(config)
+    return OpenCheckpoint(
+        config=config,
+        num_params=native.num_params,
+        num_bytes=native.num_params * target.itemsize,
+        tensors=(
+            HostTensor(name, cast_finite(values, target, f"{path}: {name}"))
+            for name, values in native.read()
+        ),
+        tokenizer_files=native.tokenizer_files(),
+    )
+
+
+def _resolve_dtype(asked: Dtype | None, config: ModelConfig, source: CheckpointSource) -> Dtype:
+    fallback: Dtype = "float32" if jax.default_backend() == "cpu" else "bfloat16"
+    return asked or config.dtype or source.file_dtype or fallback
+
+
+def _numpy_dtype(config: ModelConfig) -> np.dtype[np.generic]:
+    assert config.dtype is not None, "open_checkpoint resolves the dtype"
+    return np.dtype(jax.numpy.dtype(config.dtype))
