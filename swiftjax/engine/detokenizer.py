@@ -6,17 +6,18 @@ token. Knows nothing about requests or scheduling; used by `AsyncEngine` and by 
 
 import codecs
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, SupportsIndex, runtime_checkable
 
 from swiftjax.engine.request import FinishReason, GenerationConfig
 
 
+@runtime_checkable
 class TokenTexts(Protocol):
     """The part of a tokenizer that streams need."""
 
     leading_spaces: int
 
-    def token_bytes(self, token_id: int, skip_special_tokens: bool = True) -> bytes:
+    def token_bytes(self, token_id: SupportsIndex, skip_special_tokens: bool = True) -> bytes:
         """What one token writes."""
         ...
 

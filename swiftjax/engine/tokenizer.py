@@ -7,7 +7,7 @@ about requests or models. Safe to share between threads. Streams decode with `de
 import json
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, Literal, NamedTuple, SupportsIndex, overload
 
 import tokenizers
 
@@ -82,25 +82,22 @@ class Tokenizer:
         before, after = [(0, 0)] * len(prefix), [(len(text), len(text))] * len(self._suffix)
         return Encoding([*prefix, *ids, *self._suffix], [*before, *offsets, *after])
 
-    def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
+    def decode(self, token_ids: Iterable[SupportsIndex], skip_special_tokens: bool = True) -> str:
         """Text of tokens; bytes that form no character become U+FFFD.
 
         Ids past the vocabulary (a model may be padded) write nothing. Raises InvalidRequestError
-        for what cannot be an id.
+        for a negative id.
         """
         pieces = [self.token_bytes(i, skip_special_tokens) for i in token_ids]
         text = b"".join(pieces).decode("utf-8", "replace")
         spaces = len(text) - len(text.lstrip(" "))
         return text[min(spaces, self.leading_spaces) :]
 
-    def token_bytes(self, token_id: int, skip_special_tokens: bool = True) -> bytes:
+    def token_bytes(self, token_id: SupportsIndex, skip_special_tokens: bool = True) -> bytes:
         """What one token writes, before `leading_spaces` are taken off the whole text."""
-        try:
-            token_id = operator.index(token_id)
-        except TypeError:
-            token_id = -1
+        token_id = operator.index(token_id)
         if token_id < 0:
-            raise InvalidRequestError("token ids must be integers >= 0")
+            raise InvalidRequestError(f"token id {token_id} is negative")
         if token_id >= self.vocab_size or (skip_special_tokens and token_id in self._special_ids):
             return b""
         piece = self._pieces[token_id]
