@@ -1,8 +1,7 @@
 """Typed reading of GGUF metadata: every error names the key. Used by the GGUF readers."""
 
-from typing import TypeVar
-
-import gguf
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 from swiftjax.errors import CheckpointError
 
@@ -10,21 +9,17 @@ _T = TypeVar("_T")
 
 
 class GgufMetadata:
-    """The metadata keys of an open file under one prefix."""
+    """The metadata keys of a file (`gguf_header.read_header`) under one prefix."""
 
-    def __init__(self, reader: gguf.GGUFReader, prefix: str) -> None:
-        self._fields = reader.fields
+    def __init__(self, values: Mapping[str, Any], prefix: str) -> None:
+        self._values = values
         self._prefix = prefix
 
     def get(self, key: str, kind: type[_T]) -> _T | None:
         """Value of a key, None when absent. Raises CheckpointError for another type."""
-        field = self._fields.get(self._prefix + key)
-        if field is None:
+        value = self._values.get(self._prefix + key)
+        if value is None:
             return None
-        try:
-            value = field.contents()
-        except (ValueError, IndexError, TypeError) as error:  # UnicodeDecodeError is a ValueError
-            raise CheckpointError(f"GGUF: cannot read {self._prefix}{key}: {error}") from error
         if not isinstance(value, kind):
             raise CheckpointError(
                 f"GGUF: {self._prefix}{key} must be {kind.__name__}, not {type(value).__name__}"

@@ -20,7 +20,7 @@ from swiftjax.converters.gguf_header import GgufTensor, read_header
 from swiftjax.converters.gguf_tokenizer import tokenizer_files_from_gguf
 from swiftjax.converters.safetensors_io import read_bytes
 from swiftjax.converters.source import TensorInfo
-from swiftjax.errors import CheckpointError, SwiftJaxError
+from swiftjax.errors import CheckpointError, UnsupportedError
 from swiftjax.tokenizer_files import TokenizerFiles
 
 ROPE_FACTORS = "rope_freqs.weight"
@@ -54,6 +54,7 @@ class GgufSource:
     def __init__(self, path: Path) -> None:
         self.path = path
         header = read_header(path)
+        self._metadata = header.metadata
         self._stored = {hf_name(name): tensor for name, tensor in header.tensors.items()}
         self._permuted = header.metadata.get("general.architecture") == "llama"
         factors = self._stored.pop(ROPE_FACTORS, None)
@@ -83,11 +84,9 @@ class GgufSource:
     def tokenizer_files(self) -> TokenizerFiles:
         """Build the tokenizer's files from the metadata."""
         try:
-            return tokenizer_files_from_gguf(gguf.GGUFReader(self.path))
-        except SwiftJaxError:
-            raise
-        except (ValueError, KeyError, IndexError, TypeError, OSError) as error:
-            raise CheckpointError(f"{self.path}: broken tokenizer metadata: {error!r}") from error
+            return tokenizer_files_from_gguf(self._metadata)
+        except (CheckpointError, UnsupportedError) as error:
+            raise type(error)(f"{self.path}: {error}") from error
 
     def _dequantize(self, name: str, stored: GgufTensor) -> Float32[np.ndarray, "..."]:
         data = read_bytes(self.path, stored.offset, stored.num_bytes)

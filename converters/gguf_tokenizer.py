@@ -6,10 +6,9 @@ GGUF loader.
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-
-import gguf
 
 from swiftjax.converters.gguf_metadata import GgufMetadata
 from swiftjax.converters.gguf_vocabulary import (
@@ -70,13 +69,13 @@ _SUPPORTED = (
 )
 
 
-def tokenizer_files_from_gguf(reader: gguf.GGUFReader) -> TokenizerFiles:
-    """Build the tokenizer files from the metadata of an open GGUF file.
+def tokenizer_files_from_gguf(values: Mapping[str, Any]) -> TokenizerFiles:
+    """Build the tokenizer files from the metadata of a GGUF file (`gguf_header.read_header`).
 
     Raises UnsupportedError for a kind or pre-tokenizer that is not known and CheckpointError for
     metadata that is missing, of a wrong type or inconsistent.
     """
-    metadata = GgufMetadata(reader, "tokenizer.")
+    metadata = GgufMetadata(values, "tokenizer.")
     kind = metadata.need("ggml.model", str)
     if kind == "gpt2":
         pre = metadata.get("ggml.pre", str)

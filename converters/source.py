@@ -6,7 +6,7 @@ Names and layouts are those of Hugging Face's LLaMA family; a source that stores
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -21,6 +21,7 @@ class TensorInfo(NamedTuple):
     dtype: np.dtype[Any]
 
 
+@runtime_checkable
 class CheckpointSource(Protocol):
     """One checkpoint, opened and checked, no tensor read yet."""
 
