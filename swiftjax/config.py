@@ -265,7 +265,7 @@ def _rope_kind(config: Mapping[str, Any], block: Mapping[str, Any]) -> RopeKind:
     """Check everything in the block that could make the embedding silently wrong."""
     if nested := [key for key, value in block.items() if isinstance(value, Mapping)]:
         raise UnsupportedError(
-            f"rope_parameters differ by layer type ({', '.join(nested)}); one set for all layers is "
+            f"rope_parameters differ by layer type ({', '.join(nested)}); one set for all is "
             "supported"
         )
     for source in (config, block):

@@ -136,7 +136,6 @@ def write_goldens() -> None:
 def check_live() -> bool:
     """Compare fresh random weights and tokens of every case; print each largest difference."""
     from swiftjax.converters.load import load_checkpoint
-
     from tests.forward import forward_logits
 
     worst = 0.0
