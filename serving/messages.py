@@ -19,6 +19,7 @@ from swiftjax.engine.request import (
     GenerationConfig,
     StreamOutput,
 )
+from swiftjax.engine.tokenizer import Tokenizer
 from swiftjax.errors import InvalidRequestError, NotFoundError
 from swiftjax.serving.proto import swiftjax_pb2 as pb
 
@@ -201,7 +202,7 @@ def read_response(response: pb.GenerateResponse) -> Delta:
 
 
 def describe_model(
-    name: str, config: ModelConfig, limits: EngineLimits, *, has_chat_template: bool
+    name: str, config: ModelConfig, limits: EngineLimits, tokenizer: Tokenizer
 ) -> pb.GetModelResponse:
     """Write what GetModel answers."""
     return pb.GetModelResponse(
@@ -212,6 +213,6 @@ def describe_model(
         eos_token_ids=limits.eos_token_ids,
         bos_token_id=config.bos_token_id,
         dtype=config.dtype or "",
-        has_chat_template=has_chat_template,
+        has_chat_template=tokenizer.has_chat_template,
         server_version=__version__,
     )

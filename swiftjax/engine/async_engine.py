@@ -61,20 +61,8 @@ class AsyncEngine:
         arrival = time.monotonic()
         seconds = min((s for s in (timeout, time_limit) if s is not None), default=None)
         if isinstance(prompt, str):
-            token_ids = await asyncio.to_thread(self.tokenizer.encode, prompt)
-        else:
-            token_ids = prompt
-        request = resolve_request(
-            request_id or uuid.uuid4().hex,
-            token_ids,
-            config,
-            vocab_size=self.limits.vocab_size,
-            max_model_len=self.limits.max_model_len,
-            eos_token_ids=self.limits.eos_token_ids,
-            fresh_seed=secrets.randbits(64),
-            arrival_time=arrival,
-            deadline=None if seconds is None else arrival + seconds,
-        )
+            prompt = await asyncio.to_thread(self.tokenizer.encode, prompt)
+        request = self._resolve(request_id, prompt, config, arrival, seconds)
         mailbox = self._submit(request)
         try:
             answer = _Answer(request, TextStream(self.tokenizer, config))
@@ -122,6 +110,26 @@ class AsyncEngine:
         self._mailboxes.clear()
         self._ended = asyncio.Event()
         self._link.connect(loop, self._receive)
+
+    def _resolve(
+        self,
+        request_id: str | None,
+        token_ids: Sequence[int],
+        config: GenerationConfig,
+        arrival: float,
+        seconds: float | None,
+    ) -> Request:
+        return resolve_request(
+            request_id or uuid.uuid4().hex,
+            token_ids,
+            config,
+            vocab_size=self.limits.vocab_size,
+            max_model_len=self.limits.max_model_len,
+            eos_token_ids=self.limits.eos_token_ids,
+            fresh_seed=secrets.randbits(64),
+            arrival_time=arrival,
+            deadline=None if seconds is None else arrival + seconds,
+        )
 
     def _submit(self, request: Request) -> "_Mailbox":
         self._bind_to_running_loop()

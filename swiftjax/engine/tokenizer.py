@@ -62,6 +62,11 @@ class Tokenizer:
         if self._template is not None and chat_template is not None:
             self._template.check()
 
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether `apply_chat_template` works."""
+        return self._template is not None
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Tokenise. A text that already starts with BOS does not get a second one.
 

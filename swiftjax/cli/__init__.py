@@ -1,0 +1,58 @@
+"""The `swiftjax` command. One file per subcommand; what they share is in options, run and loading.
+
+Nothing here imports jax or grpc at the top, so that `--help` answers at once. Exit codes: 0, 2 for
+bad usage or input, 1 for a failure at run time, 130 for an interrupt.
+"""
+
+from typing import Annotated
+
+import typer
+
+from swiftjax import __version__
+from swiftjax.cli.chat import chat
+from swiftjax.cli.convert import convert
+from swiftjax.cli.demo import demo
+from swiftjax.cli.doctor import doctor
+from swiftjax.cli.generate import generate
+from swiftjax.cli.reporting import ReportingGroup
+from swiftjax.cli.serve import serve
+
+app = typer.Typer(
+    cls=ReportingGroup,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # its tables cut long option names short
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        typer.echo(f"swiftjax {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    debug: Annotated[
+        bool,
+        typer.Option("--debug", help="Show tracebacks.", show_default="SWIFTJAX_DEBUG=1, else off"),
+    ] = False,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version and exit.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """Run LLaMA-family language models with JAX."""
+
+
+for command in (convert, generate, chat, serve, doctor, demo):
+    app.command()(command)
+
+
+def main() -> None:
+    """Run the command line; the entry point of the installed script."""
+    app(prog_name="swiftjax")

@@ -1,0 +1,124 @@
+"""`swiftjax generate`: answer prompts given as arguments or on stdin."""
+
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from swiftjax.cli import options as opt
+from swiftjax.cli.loading import load_core
+from swiftjax.config import EngineConfig
+from swiftjax.engine.request import GenerationConfig
+from swiftjax.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from swiftjax.engine.request import Prompt, RequestOutput
+
+Prompts = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="PROMPT", help="Answered together.", show_default="stdin, as one prompt"
+    ),
+]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option(help="End before this text; can be given several times.", show_default="none"),
+]
+StopTokenId = Annotated[
+    list[int] | None,
+    typer.Option(help="End at this token; can be given several times.", show_default="none"),
+]
+IgnoreEos = Annotated[
+    bool,
+    typer.Option("--ignore-eos", help="Go on after end-of-sequence.", show_default="off"),
+]
+TokenIds = Annotated[
+    bool,
+    typer.Option("--token-ids", help="Prompts are token ids, like '1 2 3'.", show_default="off"),
+]
+
+
+def generate(
+    model: opt.Model,
+    prompt: Prompts = None,
+    max_new_tokens: opt.MaxNewTokens = 256,
+    temperature: opt.Temperature = opt.DEFAULTS.temperature,
+    top_p: opt.TopP = opt.DEFAULTS.top_p,
+    top_k: opt.TopK = opt.DEFAULTS.top_k,
+    seed: opt.Seed = None,
+    stop: Stop = None,
+    stop_token_id: StopTokenId = None,
+    ignore_eos: IgnoreEos = False,
+    token_ids: TokenIds = False,
+    dtype: opt.DtypeOption = None,
+    gpu_memory_utilization: opt.GpuMemoryUtilization = opt.ENGINE_DEFAULTS.gpu_memory_utilization,
+    implementation: opt.Implementation = None,
+    as_json: opt.Json = False,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Continue prompts, taken as they stand ('chat' applies the chat template), and print them."""
+    generation = GenerationConfig(
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        seed=seed,
+        stop=tuple(stop or ()),
+        stop_token_ids=tuple(stop_token_id or ()),
+        ignore_eos=ignore_eos,
+    )
+    prompts = _read_prompts(prompt, token_ids)
+    config = EngineConfig(
+        model_path=model,
+        dtype=dtype,
+        gpu_memory_utilization=gpu_memory_utilization,
+        implementation=implementation,
+    )
+    for output in _answer(config, prompts, generation, quiet):
+        print(_to_json(output) if as_json else output.text, flush=True)
+
+
+def _read_prompts(given: list[str] | None, token_ids: bool) -> "list[Prompt]":
+    texts = given or [_read_stdin()]
+    return [_parse_ids(text) for text in texts] if token_ids else [*texts]
+
+
+def _answer(
+    config: EngineConfig, prompts: "list[Prompt]", generation: GenerationConfig, quiet: bool
+) -> "list[RequestOutput]":
+    built = load_core(config, warm=False, quiet=quiet)
+    from swiftjax.api import Engine
+
+    return Engine.from_core(built).generate(prompts, generation)
+
+
+def _read_stdin() -> str:
+    if sys.stdin.isatty():
+        raise InvalidRequestError("no prompt: give one as an argument or on stdin")
+    return sys.stdin.read().removesuffix("\n")
+
+
+def _parse_ids(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.replace(",", " ").split()]
+    except ValueError:
+        raise InvalidRequestError(
+            f"{text!r:.80} is not a list of token ids; write them as '1 2 3'"
+        ) from None
+
+
+def _to_json(output: "RequestOutput") -> str:
+    return json.dumps(
+        {
+            "request_id": output.request_id,
+            "text": output.text,
+            "token_ids": output.token_ids,
+            "logprobs": output.logprobs,
+            "finish_reason": output.finish_reason,
+            "num_prompt_tokens": len(output.prompt_token_ids),
+            "first_token_seconds": output.timings.first_token,
+            "total_seconds": output.timings.total,
+        },
+        ensure_ascii=False,
+    )

@@ -1,0 +1,77 @@
+"""Loads a model for a command and shows how far it is, on stderr.
+
+A terminal gets a bar; a file or a pipe gets one plain line when a stage ends.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from swiftjax.cli.reporting import print_line
+from swiftjax.config import EngineConfig
+from swiftjax.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from swiftjax.build import BuiltCore
+
+Progress = Callable[[int, int], None]  # (done, in all)
+
+
+@contextmanager
+def progress(label: str, *, quiet: bool) -> Iterator[Progress | None]:
+    """Show the progress of one stage while the context lasts; None when quiet."""
+    if quiet:
+        yield None
+    elif sys.stderr.isatty():
+        with _bar(label) as report:
+            yield report
+    else:
+        started = time.monotonic()
+        yield lambda done, total: None
+        print_line(f"{label}: {time.monotonic() - started:.1f} s")
+
+
+@contextmanager
+def _bar(label: str) -> Iterator[Progress]:
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as RichProgress
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TimeElapsedColumn(),
+    )
+    with RichProgress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(label, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def load_core(config: EngineConfig, *, warm: bool, quiet: bool) -> "BuiltCore":
+    """Load the model; `warm` also compiles every step, so that no request has to wait for that."""
+    from swiftjax.converters.demo_model import resolve_model
+
+    # Before jax is imported, which takes seconds: a mistyped path should be told at once.
+    resolve_model(config.model_path)
+    from swiftjax.build import build_core
+
+    with progress(f"loading {config.model_path}", quiet=quiet) as report:
+        built = build_core(config, report)
+    if warm:
+        with progress("compiling", quiet=quiet) as report:
+            built.warm_up(report)
+    return built
+
+
+def read_chat_template(path: Path | None) -> str | None:
+    """Read the file of --chat-template."""
+    if path is None:
+        return None
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequestError(f"cannot read the chat template {path}: {error}") from error

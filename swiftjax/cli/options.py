@@ -1,0 +1,55 @@
+"""Arguments and options that several commands take, each written once."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from swiftjax.config import Dtype, EngineConfig
+from swiftjax.engine.request import GenerationConfig
+
+DEFAULTS = GenerationConfig()
+ENGINE_DEFAULTS = EngineConfig(model_path="")
+
+MODEL_HELP = "A Hugging Face directory, a GGUF file, a native checkpoint, or 'smollm2-135m'."
+Model = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
+DtypeOption = Annotated[
+    Dtype | None,
+    typer.Option(help="Type of weights and KV cache.", show_default="as in the checkpoint"),
+]
+MaxModelLen = Annotated[
+    int | None,
+    typer.Option(help="Longest prompt plus answer, in tokens.", show_default="the model's own"),
+]
+MaxTotalTokenNum = Annotated[
+    int | None,
+    typer.Option(help="Size of the KV cache, in tokens.", show_default="what fits in memory"),
+]
+GpuMemoryUtilization = Annotated[
+    float, typer.Option(help="Share of the GPU's memory to use, in (0, 1].")
+]
+PageSize = Annotated[
+    int | None, typer.Option(help="Tokens in a KV page.", show_default="64 on a GPU, 16 on a CPU")
+]
+Implementation = Annotated[
+    str | None,
+    typer.Option(
+        help="Code that computes attention; 'swiftjax doctor' lists them.",
+        show_default="the fastest for the device",
+    ),
+]
+ChatTemplate = Annotated[
+    Path | None,
+    typer.Option(help="A file with a Jinja chat template.", show_default="the checkpoint's own"),
+]
+
+MaxNewTokens = Annotated[int, typer.Option(help="Most tokens to generate.")]
+Temperature = Annotated[float, typer.Option(help="0 takes the most likely token each time.")]
+TopP = Annotated[float, typer.Option(help="Keep the most likely tokens up to this probability.")]
+TopK = Annotated[int, typer.Option(help="Keep this many of the most likely tokens; 0 keeps all.")]
+Seed = Annotated[
+    int | None,
+    typer.Option(help="The same seed gives the same answer.", show_default="a fresh one"),
+]
+Json = Annotated[bool, typer.Option("--json", help="Write JSON to stdout.", show_default="off")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.", show_default="off")]

@@ -1,0 +1,63 @@
+"""What the user sees when something ends early: one line on stderr and the right exit code.
+
+The only place that maps exceptions to exit codes; commands just raise.
+"""
+
+import logging
+import os
+import sys
+import traceback
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+from typer.exceptions import TyperException
+
+from swiftjax.errors import (
+    CheckpointError,
+    InvalidRequestError,
+    NotFoundError,
+    SwiftJaxError,
+    UnsupportedError,
+)
+
+BAD_INPUT = (InvalidRequestError, CheckpointError, NotFoundError, UnsupportedError)
+EXIT_FAILURE = 1
+EXIT_BAD_INPUT = 2
+EXIT_INTERRUPT = 130
+
+
+class ReportingGroup(TyperGroup):
+    """The root group: runs a subcommand and reports what it raises."""
+
+    def invoke(self, ctx: typer.Context) -> Any:
+        """Run the subcommand; usage errors, exits and a closed stdout are left to typer."""
+        debug = bool(ctx.params.get("debug")) or os.environ.get("SWIFTJAX_DEBUG") == "1"
+        logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
+        # Ours only: what jax and orbax say at these levels fills screens.
+        logging.getLogger("swiftjax").setLevel(logging.DEBUG if debug else logging.INFO)
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            print_line("interrupted")
+            raise typer.Exit(EXIT_INTERRUPT) from None
+        except (typer.Exit, typer.Abort, TyperException, BrokenPipeError):
+            raise
+        except Exception as error:
+            if debug:
+                traceback.print_exc()
+            print_line(_describe(error))
+            code = EXIT_BAD_INPUT if isinstance(error, BAD_INPUT) else EXIT_FAILURE
+            raise typer.Exit(code) from None
+
+
+def print_line(text: str) -> None:
+    """Write a line for the user to stderr, which is also where progress goes."""
+    print(f"swiftjax: {text}", file=sys.stderr, flush=True)
+
+
+def _describe(error: Exception) -> str:
+    if isinstance(error, SwiftJaxError | OSError):
+        return f"error: {error}"
+    # Not raised on purpose, so the class says more than the text alone.
+    return f"error: {type(error).__name__}: {error} (--debug shows where)"

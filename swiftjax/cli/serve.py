@@ -1,0 +1,114 @@
+"""`swiftjax serve`: the gRPC server in the foreground."""
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from swiftjax.cli import options as opt
+from swiftjax.cli.loading import load_core, read_chat_template
+from swiftjax.cli.reporting import print_line
+from swiftjax.config import EngineConfig
+from swiftjax.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from swiftjax.serving.generation_service import Served
+
+
+Host = Annotated[str, typer.Option(help="Address to listen on.")]
+GrpcPort = Annotated[
+    int, typer.Option(min=0, max=65535, help="Port of the gRPC server; 0 takes a free one.")
+]
+Insecure = Annotated[
+    bool,
+    typer.Option(
+        "--insecure", help="Let other machines in, although there are no keys.", show_default="off"
+    ),
+]
+MaxNumSeqs = Annotated[
+    int | None,
+    typer.Option(help="Most requests in one step.", show_default="64 on a GPU, 8 on a CPU"),
+]
+MaxNumBatchedTokens = Annotated[
+    int | None,
+    typer.Option(help="Most tokens in one step.", show_default="2048 on a GPU, 512 on a CPU"),
+]
+DrainSeconds = Annotated[
+    float, typer.Option(min=0, help="How long running calls may take after SIGTERM.")
+]
+
+
+def serve(
+    model: opt.Model,
+    host: Host = "127.0.0.1",
+    grpc_port: GrpcPort = 50051,
+    insecure: Insecure = False,
+    max_num_seqs: MaxNumSeqs = None,
+    max_num_batched_tokens: MaxNumBatchedTokens = None,
+    max_total_token_num: opt.MaxTotalTokenNum = None,
+    max_model_len: opt.MaxModelLen = None,
+    dtype: opt.DtypeOption = None,
+    gpu_memory_utilization: opt.GpuMemoryUtilization = opt.ENGINE_DEFAULTS.gpu_memory_utilization,
+    page_size: opt.PageSize = None,
+    implementation: opt.Implementation = None,
+    chat_template: opt.ChatTemplate = None,
+    drain_seconds: DrainSeconds = 30.0,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Serve a model over gRPC until SIGTERM or Ctrl-C.
+
+    Health (grpc.health.v1) says SERVING once every step is compiled. The first signal lets running
+    calls finish, a second one ends the server at once.
+    """
+    config = EngineConfig(
+        model_path=model,
+        dtype=dtype,
+        max_model_len=max_model_len,
+        max_batch_size=max_num_seqs,
+        max_total_token_num=max_total_token_num,
+        max_num_batched_tokens=max_num_batched_tokens,
+        page_size=page_size,
+        gpu_memory_utilization=gpu_memory_utilization,
+        implementation=implementation,
+        chat_template=read_chat_template(chat_template),
+    )
+    _check_host(host, insecure)
+    raise typer.Exit(_run(config, host, grpc_port, drain_seconds, quiet))
+
+
+def _check_host(host: str, insecure: bool) -> None:
+    from swiftjax.serving.grpc_server import is_loopback
+
+    if not is_loopback(host) and not insecure:
+        raise InvalidRequestError(
+            f"--host {host} lets other machines in and there are no API keys yet: add --insecure "
+            "if only trusted ones can reach it, or use --host 127.0.0.1"
+        )
+
+
+def _run(config: EngineConfig, host: str, port: int, drain_seconds: float, quiet: bool) -> int:
+    from swiftjax.serving.server import run_server
+
+    return asyncio.run(
+        run_server(
+            lambda: _load(config, quiet),
+            host=host,
+            port=port,
+            drain_seconds=drain_seconds,
+            announce=print_line,
+        )
+    )
+
+
+def _load(config: EngineConfig, quiet: bool) -> "Served":
+    from swiftjax.engine.async_engine import AsyncEngine, ThreadLink
+    from swiftjax.serving.generation_service import Served
+    from swiftjax.serving.messages import describe_model
+
+    built = load_core(config, warm=True, quiet=quiet)
+    limits = built.core.limits
+    engine = AsyncEngine(ThreadLink(built.core), built.tokenizer, limits)
+    # The last part only: where the model lies on this machine is nobody's business.
+    name = Path(config.model_path).name
+    return Served(engine, describe_model(name, built.model_config, limits, built.tokenizer))
