@@ -7,6 +7,7 @@ a pure function of a flat tuple of arrays. Dimension letters: `swiftjax/batch.py
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -240,6 +241,7 @@ def random_params(config: ModelConfig, dtype: jnp.dtype, seed: int = 0) -> dict[
     return _named(model)
 
 
-def _named(model: Llama) -> dict[str, Array]:
+def _named(model: Llama) -> dict[str, Any]:
+    # arrays, or their shapes where the model is abstract
     flat = nnx.to_flat_state(nnx.state(model))
     return {".".join(map(str, path)): variable.get_value() for path, variable in flat}
