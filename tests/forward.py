@@ -36,9 +36,7 @@ def forward_logits(
     assert sum(chunks) == len(token_ids)
     num_pages = -(-len(token_ids) // page_size)
     config = config if config.dtype else dataclasses.replace(config, dtype="float32")
-    model = StepModel(
-        config, params, max_model_len=len(token_ids), implementation=implementation
-    )
+    model = StepModel(config, params, max_model_len=len(token_ids), implementation=implementation)
     cache = make_kv_cache(
         config, num_pages=num_pages, page_size=page_size, dtype=next(iter(params.values())).dtype
     )
@@ -70,16 +68,12 @@ def _batches(
     )
     scheduler = Scheduler(SchedulerConfig(max_num_seqs=2), PagePool(num_pages, page_size))
     scheduler.submit(request)
-    buckets = make_buckets(
-        max_num_seqs=2, max_num_batched_tokens=max(chunks), max_pages=num_pages
-    )
+    buckets = make_buckets(max_num_seqs=2, max_num_batched_tokens=max(chunks), max_pages=num_pages)
     batches = []
     for count in chunks:
         scheduler.config = SchedulerConfig(max_num_seqs=2, max_num_batched_tokens=count)
         plan = scheduler.schedule(0.0)
         assert isinstance(plan, Plan) and sum(w.num_new for w in plan.work) == count
         num_slots = num_pages * page_size
-        batches.append(
-            (make_batch(plan, buckets, page_size=page_size, num_slots=num_slots), count)
-        )
+        batches.append((make_batch(plan, buckets, page_size=page_size, num_slots=num_slots), count))
     return batches

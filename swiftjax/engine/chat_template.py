@@ -46,8 +46,8 @@ def check_text(text: object, name: str, max_chars: int) -> str:
     return text
 
 
-def check_messages(messages: Sequence[Mapping[str, Any]], max_chars: int) -> list[dict[str, str]]:
-    """Copy messages into plain role and content texts; text parts are joined by newlines.
+def check_messages(messages: object, max_chars: int) -> list[dict[str, str]]:
+    """Copy messages into plain texts (role, content, name); text parts are joined by newlines.
 
     Raises InvalidRequestError naming the message and the field.
     """
@@ -70,13 +70,9 @@ def _check_message(message: object, name: str, max_chars: int) -> dict[str, str]
     for key in ("role", "content"):
         if key not in fields:
             raise InvalidRequestError(f"{name} has no {key}")
-    checked = {
-        key: check_text(fields[key], f"{name}.{key}", MAX_ROLE_CHARS)
-        for key in ("role", "name")
-        if key in fields
-    }
-    content = _join_parts(fields["content"], f"{name}.content")
-    return checked | {"content": check_text(content, f"{name}.content", max_chars)}
+    fields["content"] = _join_parts(fields["content"], f"{name}.content")
+    limits = {"content": max_chars, "role": MAX_ROLE_CHARS, "name": MAX_ROLE_CHARS}
+    return {key: check_text(text, f"{name}.{key}", limits[key]) for key, text in fields.items()}
 
 
 def _join_parts(content: object, name: str) -> object:

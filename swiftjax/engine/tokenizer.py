@@ -30,8 +30,8 @@ class Encoding(NamedTuple):
 class Tokenizer:
     """The tokenizer of one checkpoint.
 
-    BOS and EOS follow `add_bos_token` and `add_eos_token` of tokenizer_config.json where either is
-    given, else the post-processor of tokenizer.json, as in Hugging Face transformers.
+    The post-processor of tokenizer.json alone says where BOS and EOS go, as in transformers 5,
+    which ignores `add_bos_token` and `add_eos_token` of tokenizer_config.json beside it.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Tokenizer:
         self._pieces: list[bytes | None] = [None] * self.vocab_size
         added = self._backend.get_added_tokens_decoder()
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
-        self._prefix, self._suffix = self._find_affixes(files)
+        self._prefix, self._suffix = self._find_affixes()
         source = files.chat_template if chat_template is None else chat_template
         self._template = None if source is None else ChatTemplate(source, _variables(files))
         if self._template is not None and chat_template is not None:
@@ -153,12 +153,8 @@ class Tokenizer:
         token = files.special_token(name)
         return None if token is None else self._backend.token_to_id(token)
 
-    def _find_affixes(self, files: TokenizerFiles) -> tuple[list[int], list[int]]:
+    def _find_affixes(self) -> tuple[list[int], list[int]]:
         """The ids that go before and after every text."""
-        if "add_bos_token" in files.config or "add_eos_token" in files.config:
-            bos = self.bos_token_id if files.config.get("add_bos_token") else None
-            eos = self.eos_token_id if files.config.get("add_eos_token") else None
-            return [i for i in (bos,) if i is not None], [i for i in (eos,) if i is not None]
         # The post-processor is a black box: look at what it puts around a text.
         for probe in ("a", "0", ".", " ", "\n"):
             plain = self._backend.encode(probe, add_special_tokens=False).ids
