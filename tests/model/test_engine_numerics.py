@@ -1,0 +1,125 @@
+"""The engine over a real (tiny) model: paging, chunks and company change nothing."""
+
+import numpy as np
+import pytest
+
+from swiftjax.engine.request import GenerationConfig
+from tests.fakes import make_request, run_to_end
+from tests.forward import forward_logits
+from tests.tiny import TINY, tiny_core, tiny_params
+
+
+def prompt_of(length: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng(seed + length).integers(0, TINY.vocab_size, length).tolist()
+
+
+def full_forward_greedy(prompt: list[int], count: int) -> list[int]:
+    """Greedy tokens by one full forward pass per token, no cache carried over."""
+    tokens = list(prompt)
+    for _ in range(count):
+        padded = tokens + [0] * (128 - len(tokens))
+        logits = forward_logits(TINY, tiny_params(), padded, implementation="reference")
+        tokens.append(int(logits[len(tokens) - 1].argmax()))
+    return tokens[len(prompt) :]
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+@pytest.mark.parametrize("chunks", [[50], [7, 43], [16, 16, 16, 1, 1], [1] * 50, [33] + [1] * 17])
+def test_any_cut_into_steps_gives_the_full_forward(page_size: int, chunks: list[int]) -> None:
+    prompt = prompt_of(50)
+    full = forward_logits(TINY, tiny_params(), prompt, implementation="reference")
+    paged = forward_logits(TINY, tiny_params(), prompt, chunks=chunks, page_size=page_size)
+    np.testing.assert_allclose(paged, full, atol=1e-4)
+
+
+@pytest.mark.parametrize("prompt_len", [15, 16, 17, 31, 32, 33])
+def test_b042_page_edges_keep_the_logits(prompt_len: int) -> None:
+    """Logits equal a forward without cache at each step, around multiples of the page size."""
+    tokens = prompt_of(prompt_len + 40)
+    full = forward_logits(TINY, tiny_params(), tokens, implementation="reference")
+    cached = forward_logits(TINY, tiny_params(), tokens, chunks=[prompt_len] + [1] * 40)
+    np.testing.assert_allclose(cached, full, atol=1e-4)
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+@pytest.mark.parametrize("batch", [1, 2, 3, 4, 5])
+def test_b048_each_sequence_equals_its_solo_run(page_size: int, batch: int) -> None:
+    """Bucketed padding and neighbours change no token, and barely a log-probability."""
+    lengths = [5, 7, 16, 33, 9][:batch]
+    config = GenerationConfig(max_new_tokens=20)
+
+    def run(prompts: list[list[int]]) -> dict[int, tuple[list[int], list[float]]]:
+        core = tiny_core(page_size=page_size, num_pages=640 // page_size)
+        names = {}
+        for prompt in prompts:
+            request = make_request(core, prompt, config)
+            names[request.request_id] = len(prompt)
+            core.submit(request)
+        answers: dict[int, tuple[list[int], list[float]]] = {n: ([], []) for n in names.values()}
+        while core.has_work:
+            for output in core.step():
+                tokens, logprobs = answers[names[output.request_id]]
+                tokens += output.token_ids
+                logprobs += output.logprobs
+        assert core.stats().num_free_pages == core.stats().num_pages
+        return answers
+
+    together = run([prompt_of(n) for n in lengths])
+    for length in lengths:
+        alone = run([prompt_of(length)])[length]
+        assert together[length][0] == alone[0]
+        np.testing.assert_allclose(together[length][1], alone[1], atol=1e-4)
+
+
+def test_engine_greedy_equals_full_forward() -> None:
+    core = tiny_core()
+    request = make_request(core, prompt_of(20), GenerationConfig(max_new_tokens=12))
+    core.submit(request)
+    assert run_to_end(core)[request.request_id] == full_forward_greedy(prompt_of(20), 12)
+
+
+def test_b015_seed_does_not_depend_on_the_company() -> None:
+    """Alone, with an unseeded neighbour, behind neighbours that finish first: the same draw."""
+    config = GenerationConfig(max_new_tokens=16, temperature=1.0, seed=42)
+
+    def run(*neighbours: GenerationConfig, first: bool = True) -> list[int]:
+        core = tiny_core()
+        me = make_request(core, prompt_of(9), config)
+        others = [make_request(core, prompt_of(5 + i), c, seed=i) for i, c in enumerate(neighbours)]
+        for request in [me, *others] if first else [*others, me]:
+            core.submit(request)
+        return run_to_end(core)[me.request_id]
+
+    alone = run()
+    unseeded = GenerationConfig(max_new_tokens=16, temperature=1.0)
+    short = GenerationConfig(max_new_tokens=3, temperature=0.7, top_k=4)
+    assert run(unseeded) == alone
+    assert run(short, short, unseeded, first=False) == alone
+    assert run(GenerationConfig(max_new_tokens=30), first=False) == alone
+    other_seed = GenerationConfig(max_new_tokens=16, temperature=1.0, seed=43)
+    core = tiny_core()
+    core.submit(make_request(core, prompt_of(9), other_seed, request_id="other"))
+    assert run_to_end(core)["other"] != alone
+
+
+def test_b063_no_compilation_after_warm_up() -> None:
+    """Prompt lengths 1..70, batches of 1..5, greedy and sampled: no step is compiled in flight."""
+    core = tiny_core(max_num_batched_tokens=37)
+    runner = core._runner
+    runner.warm_up(core._buckets.all)  # type: ignore[attr-defined]
+    count = runner.num_compiles  # type: ignore[attr-defined]
+    rng = np.random.default_rng(0)
+    for length in range(1, 71, 3):
+        for _ in range(int(rng.integers(1, 4))):
+            config = GenerationConfig(
+                max_new_tokens=int(rng.integers(1, 5)),
+                temperature=float(rng.choice([0.0, 1.0])),
+                top_k=int(rng.choice([0, 5])),
+                top_p=float(rng.choice([1.0, 0.7])),
+            )
+            core.submit(make_request(core, prompt_of(length), config))
+        for _ in range(3):
+            core.step()
+    run_to_end(core)
+    assert runner.num_compiles == count  # type: ignore[attr-defined]
+    assert max(b.num_tokens for b in core._buckets.mixed) == 37

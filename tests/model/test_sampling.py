@@ -1,0 +1,119 @@
+"""Sampling on the device against numbers worked out by hand."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swiftjax.batch import SamplingBatch
+from swiftjax.engine.request import GenerationConfig
+from swiftjax.errors import InvalidRequestError
+from swiftjax.model.sampling import keep_mask, sample
+
+LOGITS = [2.0, 1.0, 0.0, -1.0]
+_sample = jax.jit(sample)
+
+
+def rows(
+    count: int, *, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, seed: int = 0
+) -> SamplingBatch:
+    """The same settings on every row, at positions 0, 1, 2, ..."""
+    return SamplingBatch(
+        temperature=np.full(count, temperature, np.float32),
+        top_k=np.full(count, top_k, np.int32),
+        top_p=np.full(count, top_p, np.float32),
+        seeds=np.tile(np.array([[seed, 0]], np.int32), (count, 1)),
+        sample_positions=np.arange(count, dtype=np.int32),
+    )
+
+
+def kept_ids(top_k: int = 0, top_p: float = 1.0) -> set[int]:
+    mask = keep_mask(
+        jnp.array([LOGITS]), jnp.array([top_k], jnp.int32), jnp.array([top_p], jnp.float32)
+    )
+    return set(np.flatnonzero(np.asarray(mask)[0]).tolist())
+
+
+@pytest.mark.parametrize(
+    ("top_p", "size"), [(0.0, 1), (1e-9, 1), (0.64, 1), (0.65, 2), (0.88, 2), (0.89, 3), (1.0, 4)]
+)
+def test_b013_top_p_kept_set(top_p: float, size: int) -> None:
+    """top_p keeps the smallest set whose mass reaches it; 0 keeps the most likely token."""
+    assert kept_ids(top_p=top_p) == set(range(size))
+
+
+@pytest.mark.parametrize(("top_k", "size"), [(-1, 4), (0, 4), (1, 1), (3, 3), (10**6, 4)])
+def test_b013_top_k_kept_set(top_k: int, size: int) -> None:
+    """top_k 0, -1 and more than the vocabulary keep everything."""
+    assert kept_ids(top_k=GenerationConfig(top_k=top_k).top_k) == set(range(size))
+
+
+@pytest.mark.parametrize("bad", [{"top_k": -2}, {"top_p": 1.1}, {"top_p": -0.1}])
+def test_b013_out_of_range_is_refused(bad: dict) -> None:
+    with pytest.raises(InvalidRequestError, match="must lie in"):
+        GenerationConfig(**bad)
+
+
+@pytest.mark.parametrize(
+    "settings_",
+    [
+        {"temperature": 0.0},
+        {"temperature": 0.0, "top_k": 0, "top_p": 0.0},
+        {"top_p": 0.0},
+        {"top_p": 1e-9},
+        {"top_k": 1},
+    ],
+)
+def test_b013_never_index_zero_by_accident(settings_: dict) -> None:
+    """Every way of asking for the most likely token gives it, wherever it stands."""
+    logits = jnp.asarray(np.random.default_rng(0).normal(size=(16, 50)), jnp.float32)
+    tokens, _ = _sample(logits.at[:, 0].set(-30.0), rows(16, **settings_))
+    assert tokens.tolist() == np.asarray(logits).argmax(-1).tolist()
+
+
+def test_logprobs_are_raw_at_any_temperature() -> None:
+    expected = [-0.44018970, -1.44018970, -2.44018970, -3.44018970]
+    logits = jnp.tile(jnp.array([LOGITS]), (64, 1))
+    for temperature in (0.0, 0.5, 2.0):
+        tokens, logprobs = _sample(logits, rows(64, temperature=temperature, top_p=0.9))
+        np.testing.assert_allclose(logprobs, np.take(expected, tokens), atol=1e-6)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("top_p", [1.0, 0.89])
+def test_draws_follow_the_softmax(temperature: float, top_p: float) -> None:
+    count = 20_000
+    logits = jnp.tile(jnp.array([LOGITS]), (count, 1))
+    tokens, _ = _sample(logits, rows(count, temperature=temperature, top_p=top_p))
+    p = np.exp(np.array(LOGITS) / temperature)
+    p /= p.sum()
+    keep = np.cumsum(p) - p < top_p
+    p = np.where(keep, p, 0.0) / p[keep].sum()
+    frequency = np.bincount(np.asarray(tokens), minlength=4) / count
+    sigma = np.sqrt(p * (1 - p) / count)
+    assert (np.abs(frequency - p) <= 4 * sigma + 1e-12).all()
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**31 - 1), position=st.integers(0, 10**6), data=st.data())
+def test_a_row_does_not_depend_on_its_neighbours(
+    seed: int, position: int, data: st.DataObject
+) -> None:
+    """(seed, position) alone decide: any row, any company, filtered neighbours or not."""
+    logits = np.random.default_rng(seed).normal(size=50).astype(np.float32)
+
+    def draw(row: int, others: dict) -> int:
+        batch = rows(4, **others)
+        for name, value in (("temperature", 1.0), ("top_k", 0), ("top_p", 1.0)):
+            getattr(batch, name)[row] = value
+        batch.seeds[row] = [seed, 0]
+        batch.sample_positions[row] = position
+        tokens, _ = _sample(jnp.asarray(np.tile(logits, (4, 1))), batch)
+        return int(tokens[row])
+
+    row = data.draw(st.integers(0, 3))
+    alone = draw(0, {"temperature": 0.0})
+    assert draw(row, {"temperature": 0.7, "top_k": 5, "top_p": 0.5, "seed": 9}) == alone
+    assert draw(row, {"temperature": 1.3}) == alone

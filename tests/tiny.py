@@ -1,0 +1,72 @@
+"""A tiny random LLaMA and engines over it."""
+
+import functools
+
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from swiftjax.config import ModelConfig, SchedulerConfig
+from swiftjax.engine.batching import make_buckets
+from swiftjax.engine.core import EngineCore, EngineLimits
+from swiftjax.engine.page_pool import PagePool
+from swiftjax.engine.scheduler import Scheduler
+from swiftjax.model.llama import random_params
+from swiftjax.model.runner import ModelRunner, make_runner
+
+TINY = ModelConfig(
+    family="llama",
+    vocab_size=128,
+    hidden_size=32,
+    intermediate_size=64,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    max_position=512,
+    dtype="float32",
+)
+
+
+@functools.cache
+def tiny_params(config: ModelConfig = TINY) -> dict[str, Array]:
+    """Random weights, the same in every test."""
+    return random_params(config, jnp.dtype(config.dtype or "float32"))
+
+
+def tiny_runner(
+    *, num_pages: int, page_size: int, config: ModelConfig = TINY, max_model_len: int = 512
+) -> ModelRunner:
+    """A runner with a fresh cache over the tiny weights."""
+    return make_runner(
+        config,
+        tiny_params(TINY),
+        num_pages=num_pages,
+        page_size=page_size,
+        max_model_len=max_model_len,
+        implementation="xla",
+    )
+
+
+def tiny_core(
+    *,
+    num_pages: int = 64,
+    page_size: int = 16,
+    max_model_len: int = 512,
+    max_num_seqs: int = 5,
+    max_num_batched_tokens: int = 64,
+) -> EngineCore:
+    """A real engine core over the tiny model."""
+    buckets = make_buckets(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_pages=-(-max_model_len // page_size),
+    )
+    config = SchedulerConfig(
+        max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens
+    )
+    return EngineCore(
+        Scheduler(config, PagePool(num_pages, page_size)),
+        tiny_runner(num_pages=num_pages, page_size=page_size, max_model_len=max_model_len),
+        buckets,
+        EngineLimits(TINY.vocab_size, max_model_len, ()),
+    )
