@@ -5,10 +5,11 @@ contiguous, which an H200 reads at up to 84 % of its memory speed where [P S K H
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from swiftjax.config import ModelConfig
 
@@ -16,10 +17,10 @@ from swiftjax.config import ModelConfig
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, slots=True)
 class KVCache:
-    """Keys and values of every layer."""
+    """Keys and values of every layer; typed loosely, as jax also builds it from descriptions."""
 
-    keys: tuple[Float[Array, "P K S H"], ...]
-    values: tuple[Float[Array, "P K S H"], ...]
+    keys: tuple[Any, ...]  # L times [P K S H]
+    values: tuple[Any, ...]  # L times [P K S H]
 
 
 def make_kv_cache(

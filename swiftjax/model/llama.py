@@ -28,8 +28,8 @@ class LayerInputs:
     """What every layer reads of a step, worked out once."""
 
     batch: Batch
-    cos: Float[Array, "T H/2"]
-    sin: Float[Array, "T H/2"]
+    cos: Array  # [T H/2] float32
+    sin: Array  # [T H/2] float32
     implementation: kernels.Implementation
 
 
@@ -220,7 +220,7 @@ class Llama(nnx.Module):
 
 def _angles(
     config: ModelConfig, table: RopeTable, batch: Batch
-) -> tuple[Float[Array, "T H/2"], Float[Array, "T H/2"]]:
+) -> tuple[Float[Array, "T half"], Float[Array, "T half"]]:
     if config.rope.kind != "dynamic":
         return rope_angles(table, batch.positions)
     tokens = jnp.arange(batch.token_ids.shape[0], dtype=jnp.int32)

@@ -13,21 +13,16 @@ def prompt_of(length: int, seed: int = 0) -> list[int]:
     return np.random.default_rng(seed + length).integers(0, TINY.vocab_size, length).tolist()
 
 
-def full_forward_greedy(prompt: list[int], count: int) -> list[int]:
-    """Greedy tokens by one full forward pass per token, no cache carried over."""
-    tokens = list(prompt)
-    for _ in range(count):
-        padded = tokens + [0] * (128 - len(tokens))
-        logits = forward_logits(TINY, tiny_params(), padded, implementation="reference")
-        tokens.append(int(logits[len(tokens) - 1].argmax()))
-    return tokens[len(prompt) :]
+def full_forward(tokens: list[int]) -> np.ndarray:
+    """Logits [T V] of one forward pass over the whole text, attention by the plain reference."""
+    return forward_logits(TINY, tiny_params(), tokens, implementation="reference")
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 @pytest.mark.parametrize("chunks", [[50], [7, 43], [16, 16, 16, 1, 1], [1] * 50, [33] + [1] * 17])
 def test_any_cut_into_steps_gives_the_full_forward(page_size: int, chunks: list[int]) -> None:
     prompt = prompt_of(50)
-    full = forward_logits(TINY, tiny_params(), prompt, implementation="reference")
+    full = full_forward(prompt)
     paged = forward_logits(TINY, tiny_params(), prompt, chunks=chunks, page_size=page_size)
     np.testing.assert_allclose(paged, full, atol=1e-4)
 
@@ -36,7 +31,7 @@ def test_any_cut_into_steps_gives_the_full_forward(page_size: int, chunks: list[
 def test_b042_page_edges_keep_the_logits(prompt_len: int) -> None:
     """Logits equal a forward without cache at each step, around multiples of the page size."""
     tokens = prompt_of(prompt_len + 40)
-    full = forward_logits(TINY, tiny_params(), tokens, implementation="reference")
+    full = full_forward(tokens)
     cached = forward_logits(TINY, tiny_params(), tokens, chunks=[prompt_len] + [1] * 40)
     np.testing.assert_allclose(cached, full, atol=1e-4)
 
@@ -75,7 +70,9 @@ def test_engine_greedy_equals_full_forward() -> None:
     core = tiny_core()
     request = make_request(core, prompt_of(20), GenerationConfig(max_new_tokens=12))
     core.submit(request)
-    assert run_to_end(core)[request.request_id] == full_forward_greedy(prompt_of(20), 12)
+    answer = run_to_end(core)[request.request_id]
+    logits = full_forward([*prompt_of(20), *answer])
+    assert logits[19:-1].argmax(-1).tolist() == answer
 
 
 def test_b015_seed_does_not_depend_on_the_company() -> None:
