@@ -1,6 +1,5 @@
 """The compiled step: packing, donation, no recompilation, no weight-sized constants."""
 
-import dataclasses
 import re
 
 import jax
@@ -11,7 +10,6 @@ from swiftjax.batch import BatchShape, empty_batch
 from swiftjax.engine.batching import make_buckets
 from swiftjax.model.kv_cache import bytes_per_page
 from swiftjax.model.packing import pack, packed_size, unpack
-from swiftjax.model.runner import ModelRunner
 from tests.tiny import TINY, tiny_runner
 
 SHAPES = [
@@ -88,10 +86,3 @@ def test_step_reads_no_device_value_on_the_way(monkeypatch: pytest.MonkeyPatch) 
     with jax.transfer_guard_device_to_host("disallow_explicit"):
         pending = runner.dispatch(batch)
     assert len(pending.wait(3).token_ids) == 3
-
-
-def test_params_must_match_the_model() -> None:
-    runner: ModelRunner = tiny_runner(num_pages=8, page_size=4)
-    assert runner.num_compiles == 0
-    with pytest.raises(KeyError):
-        tiny_runner(num_pages=8, page_size=4, config=dataclasses.replace(TINY, qk_norm=True))
