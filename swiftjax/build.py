@@ -22,7 +22,7 @@ from swiftjax.engine.core import EngineCore, EngineLimits
 from swiftjax.engine.page_pool import PagePool
 from swiftjax.engine.scheduler import Scheduler
 from swiftjax.engine.tokenizer import Tokenizer
-from swiftjax.errors import InvalidRequestError
+from swiftjax.errors import InvalidRequestError, UnsupportedError
 from swiftjax.memory import GIB, MemoryPlan, plan_pages, temporaries
 from swiftjax.model.kv_cache import bytes_per_page
 from swiftjax.model.runner import ModelRunner, make_runner
@@ -77,7 +77,7 @@ def build_core(
     loaded = load_checkpoint(path, dtype=config.dtype, progress=progress)
     model = loaded.config
     sizes = _choose_sizes(config, model)
-    implementation = kernels.choose_implementation(jax.default_backend(), config.implementation)
+    implementation = _choose_implementation(config.implementation, model)
     plan = _plan_memory(config, model, loaded.params, sizes)
     runner = make_runner(
         model,
@@ -104,6 +104,25 @@ def build_core(
     core = EngineCore(scheduler, runner, buckets, limits)
     logger.info("%s kernels; memory:\n%s", implementation, plan.table())
     return BuiltCore(core, tokenizer, model, runner, buckets, plan)
+
+
+def _choose_implementation(asked: str | None, model: ModelConfig) -> kernels.Implementation:
+    name = asked or kernels.choose_implementation(jax.default_backend())
+    for implementation in kernels.IMPLEMENTATIONS:
+        if implementation == name:
+            try:
+                kernels.check_supported(
+                    implementation,
+                    num_heads=model.num_heads,
+                    num_kv_heads=model.num_kv_heads,
+                    head_dim=model.head_dim,
+                )
+            except NotImplementedError as error:
+                raise UnsupportedError(str(error)) from error
+            return implementation
+    raise InvalidRequestError(
+        f"implementation {name!r} is unknown; choose one of {', '.join(kernels.IMPLEMENTATIONS)}"
+    )
 
 
 def _set_memory_fraction(fraction: float) -> None:
