@@ -106,7 +106,7 @@ def tokenizer_files_from_gguf(values: Mapping[str, Any]) -> TokenizerFiles:
 def _byte_level_bpe(
     metadata: GgufMetadata, vocabulary: Vocabulary, pre: PreTokenizer
 ) -> tuple[dict[str, Any], bool]:
-    ids = {token: i for i, token in enumerate(vocabulary.tokens)}
+    ids = vocabulary.ids()
     merges = [merge.split(" ") for merge in metadata.list_of("ggml.merges", str)]
     for merge in merges:
         if len(merge) != 2 or not {merge[0], merge[1], "".join(merge)} <= ids.keys():
@@ -175,7 +175,7 @@ def _post_processor(config: dict[str, Any], vocabulary: Vocabulary) -> dict[str,
     names = [name for name in ("bos", "eos") if config[f"add_{name}_token"]]
     if not names:
         return None
-    tokens = {name: config[f"{name}_token"] for name in names}
+    tokens, ids = {name: config[f"{name}_token"] for name in names}, vocabulary.ids()
     parts = {name: {"SpecialToken": {"id": token, "type_id": 0}} for name, token in tokens.items()}
     single = [
         *([parts["bos"]] if "bos" in parts else []),
@@ -187,7 +187,7 @@ def _post_processor(config: dict[str, Any], vocabulary: Vocabulary) -> dict[str,
         "single": single,
         "pair": [*single, {"Sequence": {"id": "B", "type_id": 1}}],
         "special_tokens": {
-            token: {"id": token, "ids": [vocabulary.tokens.index(token)], "tokens": [token]}
+            token: {"id": token, "ids": [ids[token]], "tokens": [token]}
             for token in tokens.values()
         },
     }

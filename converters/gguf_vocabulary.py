@@ -21,6 +21,10 @@ class Vocabulary:
     tokens: list[str]
     types: list[int]
 
+    def ids(self) -> dict[str, int]:
+        """Id of every token; of equal ones, the last."""
+        return {token: i for i, token in enumerate(self.tokens)}
+
     def of_type(self, *types: int) -> list[int]:
         """Ids of the tokens of these types, in order."""
         return [i for i, kind in enumerate(self.types) if kind in types]
@@ -68,7 +72,7 @@ def sentencepiece_bpe(metadata: GgufMetadata, vocabulary: Vocabulary) -> dict[st
             "unk_token": vocabulary.tokens[unknown[0]] if unknown else None,
             "fuse_unk": True,
             "byte_fallback": True,
-            "vocab": {token: i for i, token in enumerate(vocabulary.tokens)},
+            "vocab": vocabulary.ids(),
             "merges": merges_from_scores(vocabulary.tokens, scores, vocabulary.of_type(NORMAL)),
         },
     }

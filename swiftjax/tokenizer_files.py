@@ -99,7 +99,12 @@ def _parse_object(text: str, path: Path) -> dict[str, Any]:
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    return _parse_object(_read_text(path), path) if path.is_file() else {}
+    value = _parse_object(_read_text(path), path) if path.is_file() else {}
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise CheckpointError(f"{path} has text with a lone surrogate: {error}") from error
+    return value
 
 
 def _default_template(value: object) -> str | None:

@@ -4,12 +4,16 @@ from pathlib import Path
 
 import jax
 import pytest
+from hypothesis import HealthCheck, settings
 
 from swiftjax.converters.convert import convert
 from swiftjax.converters.demo_model import resolve_model
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+# How long an example takes says more about the machine than about the code.
+settings.register_profile("swiftjax", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("swiftjax")
 
 
 @pytest.fixture(scope="session")

@@ -70,11 +70,25 @@ def test_written_files_read_back_equal(tmp_path: Path) -> None:
         ({"tokenizer.json": b"\xff"}, "cannot read"),
         ({"tokenizer.json": b"{}", "tokenizer_config.json": b"3"}, "must hold a JSON object"),
         (
+            {"tokenizer.json": b"{}", "tokenizer_config.json": b'{"bos_token": "\\ud800"}'},
+            "lone surrogate",
+        ),
+        (
             {"tokenizer.json": b"{}", "tokenizer_config.json": b'{"chat_template": [{"a": 1}]}'},
             "called 'default'",
         ),
     ],
-    ids=["none", "sentencepiece", "cut", "deep", "list", "bytes", "config", "template"],
+    ids=[
+        "none",
+        "sentencepiece",
+        "cut",
+        "deep",
+        "list",
+        "bytes",
+        "config",
+        "surrogate",
+        "template",
+    ],
 )
 def test_broken_directories_are_refused(
     tmp_path: Path, files: dict[str, bytes], message: str

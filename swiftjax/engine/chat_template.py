@@ -99,6 +99,7 @@ class ChatTemplate:
         self._lock = threading.Lock()
         self._worker: subprocess.Popen[bytes] | None = None
         self._stop: weakref.finalize | None = None
+        self._broken: str | None = None  # found out once, then told to every caller
 
     def check(self) -> None:
         """Compile. Raises UnsupportedError for a template that cannot be used."""
@@ -128,11 +129,12 @@ class ChatTemplate:
     def _ready_worker(self) -> subprocess.Popen[bytes]:
         if self._worker is not None and self._worker.poll() is None:
             return self._worker
-        if len(self._setup["source"]) > MAX_TEMPLATE_CHARS:
-            raise UnsupportedError(
-                f"the chat template has {len(self._setup['source'])} characters; at most "
-                f"{MAX_TEMPLATE_CHARS} are taken"
-            )
+        if self._broken is not None:
+            raise UnsupportedError(self._broken)
+        try:
+            check_text(self._setup["source"], "the chat template", MAX_TEMPLATE_CHARS)
+        except InvalidRequestError as error:
+            raise UnsupportedError(str(error)) from None
         self._end_worker()
         # -P keeps the worker's folder off sys.path. A session of its own keeps Ctrl-C away.
         self._worker = subprocess.Popen(
@@ -145,8 +147,10 @@ class ChatTemplate:
         self._stop = weakref.finalize(self, _end, self._worker)
         try:
             self._ask(self._worker, self._setup)
-        except SwiftJaxError:
+        except SwiftJaxError as error:
             self._end_worker()
+            if isinstance(error, UnsupportedError):
+                self._broken = str(error)
             raise
         return self._worker
 
@@ -156,7 +160,7 @@ class ChatTemplate:
         self._worker = self._stop = None
 
     def _ask(self, worker: subprocess.Popen[bytes], question: object) -> str:
-        line = _exchange(worker, json.dumps(question).encode() + b"\n")
+        line = _exchange(worker, json.dumps(question, ensure_ascii=False).encode() + b"\n")
         if line is None:
             self._end_worker()
             raise InvalidRequestError(_death(worker.returncode))

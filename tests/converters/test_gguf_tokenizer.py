@@ -8,7 +8,7 @@ import pytest
 from swiftjax.converters.gguf_tokenizer import tokenizer_files_from_gguf
 from swiftjax.engine.tokenizer import Tokenizer
 from swiftjax.errors import CheckpointError, SwiftJaxError, UnsupportedError
-from swiftjax.tokenizer_files import TokenizerFiles, read_tokenizer_files, write_tokenizer_files
+from swiftjax.tokenizer_files import read_tokenizer_files, write_tokenizer_files
 from tests.tiny_tokenizers import (
     BYTE_TOKENS,
     NORMAL_TYPE,

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from swiftjax.engine.detokenizer import Detokenizer, StopStrings, TextDelta, TextStream
 from swiftjax.engine.request import FinishReason, GenerationConfig
 from swiftjax.engine.tokenizer import Tokenizer
+from swiftjax.errors import InvalidRequestError
 
 # ' 6, 7, 8, 9, 10,' in reference facts R1
 COUNTING = [216, 38, 28, 216, 39, 28, 216, 40, 28, 216, 41, 28, 216, 33, 32, 28]
@@ -159,6 +160,12 @@ def test_b006_text_without_a_stop_head_is_shown_at_once(smollm2: Tokenizer) -> N
     texts, last = _run(smollm2, GenerationConfig(stop=["\n\n"]), [[i] for i in COUNTING])
     assert texts == [smollm2.decode([i]) for i in COUNTING]
     assert last[1:] == ("length", None)
+
+
+def test_b006_empty_stop_is_refused() -> None:
+    """It would be found before the first character."""
+    with pytest.raises(InvalidRequestError, match="non-empty"):
+        GenerationConfig(stop=[""])
 
 
 STOPS = st.lists(st.text("ab", min_size=1, max_size=5), max_size=4)
