@@ -15,6 +15,10 @@ class GgufMetadata:
         self._values = values
         self._prefix = prefix
 
+    def name(self, key: str) -> str:
+        """The whole name of a key, for messages."""
+        return self._prefix + key
+
     def get(self, key: str, kind: type[_T]) -> _T | None:
         """Value of a key, None when absent. Raises CheckpointError for another type."""
         value = self._values.get(self._prefix + key)
@@ -25,6 +29,11 @@ class GgufMetadata:
                 f"GGUF: {self._prefix}{key} must be {kind.__name__}, not {type(value).__name__}"
             )
         return value
+
+    def number(self, key: str) -> float | None:
+        """Value of a key that some files store as an integer, None when absent."""
+        value = self.get(key, object)
+        return float(value) if isinstance(value, int) else self.get(key, float)
 
     def need(self, key: str, kind: type[_T]) -> _T:
         """Value of a key. Raises CheckpointError when it is absent."""

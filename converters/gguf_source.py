@@ -5,7 +5,8 @@ side; they are put back here. Used by `load`.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +60,10 @@ class GgufSource:
         self._permuted = header.metadata.get("general.architecture") == "llama"
         factors = self._stored.pop(ROPE_FACTORS, None)
         rope_factors = None if factors is None else self._dequantize(ROPE_FACTORS, factors)
-        self.config: Mapping[str, Any] = hf_config(
-            path, header.metadata, header.tensors, rope_factors
-        )
+        with self._naming_the_file():
+            self.config: Mapping[str, Any] = hf_config(
+                header.metadata, header.tensors, rope_factors
+            )
         self.generation: Mapping[str, Any] = {}
         self.tensors: Mapping[str, TensorInfo] = {
             name: TensorInfo(stored.shape, np.dtype(np.float32))
@@ -83,8 +85,13 @@ class GgufSource:
 
     def tokenizer_files(self) -> TokenizerFiles:
         """Build the tokenizer's files from the metadata."""
-        try:
+        with self._naming_the_file():
             return tokenizer_files_from_gguf(self._metadata)
+
+    @contextmanager
+    def _naming_the_file(self) -> Iterator[None]:
+        try:
+            yield
         except (CheckpointError, UnsupportedError) as error:
             raise type(error)(f"{self.path}: {error}") from error
 

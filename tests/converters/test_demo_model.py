@@ -1,19 +1,12 @@
 """The demo model: published facts of the file, and fetching it without a network."""
 
-import hashlib
-import subprocess
-import sys
-import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from swiftjax.converters import demo_model
-from swiftjax.converters.demo_model import WheelModel, resolve_model
 from swiftjax.converters.gguf_source import GgufSource
 from swiftjax.converters.load import load_checkpoint
-from swiftjax.errors import CheckpointError
 from tests.forward import forward_logits
 
 FRANCE = [504, 3575, 282, 4649, 314]  # "The capital of France is"
