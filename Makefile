@@ -44,7 +44,7 @@ count:
 # Compares live with transformers and torch; the checked-in goldens need neither.
 parity: $(DEV)
 	$(RUN) -m pip install --quiet "torch>=2.6" "transformers>=5"
-	$(RUN) tests/model/make_goldens.py --check
+	$(RUN) -m tests.model.make_goldens --check
 
 # grpcio-tools is pinned low so that the generated code runs on old and new protobuf alike; it
 # can't share an environment with a newer protobuf.
