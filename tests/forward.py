@@ -1,6 +1,7 @@
 """Run prompts through the real step code and return all logits, not only the sampled rows."""
 
 import dataclasses
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 
 import jax
@@ -36,21 +37,32 @@ def forward_logits(
     assert sum(chunks) == len(token_ids)
     num_pages = -(-len(token_ids) // page_size)
     config = config if config.dtype else dataclasses.replace(config, dtype="float32")
-    model = StepModel(config, params, max_model_len=len(token_ids), implementation=implementation)
+    length = max(config.max_position, len(token_ids))
+    model = StepModel(config, params, max_model_len=length, implementation=implementation)
+    step = _step(model, config, implementation)
     cache = make_kv_cache(
         config, num_pages=num_pages, page_size=page_size, dtype=next(iter(params.values())).dtype
     )
-
-    @jax.jit
-    def step(params: tuple[Array, ...], cache: KVCache, batch: Batch) -> tuple[Array, KVCache]:
-        llama, hidden, cache = model.forward(params, cache, batch)
-        return llama.logits(hidden), cache
-
     logits = []
     for batch, count in _batches(token_ids, chunks, num_pages, page_size):
         out, cache = step(model.params, cache, batch)
         logits.append(np.asarray(out[:count]))
     return np.concatenate(logits)
+
+
+_steps: dict[tuple[ModelConfig, str], Callable[..., tuple[Array, KVCache]]] = {}
+
+
+def _step(
+    model: StepModel, config: ModelConfig, implementation: kernels.Implementation
+) -> Callable[..., tuple[Array, KVCache]]:
+    """One jitted function per config, so that equal shapes compile once; weights are arguments."""
+
+    def step(params: tuple[Array, ...], cache: KVCache, batch: Batch) -> tuple[Array, KVCache]:
+        llama, hidden, cache = model.forward(params, cache, batch)
+        return llama.logits(hidden), cache
+
+    return _steps.setdefault((config, implementation), jax.jit(step))
 
 
 def _batches(
@@ -68,7 +80,9 @@ def _batches(
     )
     scheduler = Scheduler(SchedulerConfig(max_num_seqs=2), PagePool(num_pages, page_size))
     scheduler.submit(request)
-    buckets = make_buckets(max_num_seqs=2, max_num_batched_tokens=max(chunks), max_pages=num_pages)
+    buckets = make_buckets(
+        max_num_seqs=2, max_num_batched_tokens=max(64, *chunks), max_pages=num_pages
+    )
     batches = []
     for count in chunks:
         scheduler.config = SchedulerConfig(max_num_seqs=2, max_num_batched_tokens=count)

@@ -47,6 +47,12 @@ def tiny_runner(
     )
 
 
+@functools.cache
+def shared_core(page_size: int = 16) -> EngineCore:
+    """One core per page size for all tests: an idle core keeps nothing of what it ran before."""
+    return tiny_core(page_size=page_size, num_pages=1024 // page_size)
+
+
 def tiny_core(
     *,
     num_pages: int = 64,

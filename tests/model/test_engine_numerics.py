@@ -6,7 +6,7 @@ import pytest
 from swiftjax.engine.request import GenerationConfig
 from tests.fakes import make_request, run_to_end
 from tests.forward import forward_logits
-from tests.tiny import TINY, tiny_core, tiny_params
+from tests.tiny import TINY, shared_core, tiny_core, tiny_params
 
 
 def prompt_of(length: int, seed: int = 0) -> list[int]:
@@ -44,7 +44,7 @@ def test_b048_each_sequence_equals_its_solo_run(page_size: int, batch: int) -> N
     config = GenerationConfig(max_new_tokens=20)
 
     def run(prompts: list[list[int]]) -> dict[int, tuple[list[int], list[float]]]:
-        core = tiny_core(page_size=page_size, num_pages=640 // page_size)
+        core = shared_core(page_size)
         names = {}
         for prompt in prompts:
             request = make_request(core, prompt, config)
@@ -67,7 +67,7 @@ def test_b048_each_sequence_equals_its_solo_run(page_size: int, batch: int) -> N
 
 
 def test_engine_greedy_equals_full_forward() -> None:
-    core = tiny_core()
+    core = shared_core()
     request = make_request(core, prompt_of(20), GenerationConfig(max_new_tokens=12))
     core.submit(request)
     answer = run_to_end(core)[request.request_id]
@@ -80,7 +80,7 @@ def test_b015_seed_does_not_depend_on_the_company() -> None:
     config = GenerationConfig(max_new_tokens=16, temperature=1.0, seed=42)
 
     def run(*neighbours: GenerationConfig, first: bool = True) -> list[int]:
-        core = tiny_core()
+        core = shared_core()
         me = make_request(core, prompt_of(9), config)
         others = [make_request(core, prompt_of(5 + i), c, seed=i) for i, c in enumerate(neighbours)]
         for request in [me, *others] if first else [*others, me]:
@@ -94,7 +94,7 @@ def test_b015_seed_does_not_depend_on_the_company() -> None:
     assert run(short, short, unseeded, first=False) == alone
     assert run(GenerationConfig(max_new_tokens=30), first=False) == alone
     other_seed = GenerationConfig(max_new_tokens=16, temperature=1.0, seed=43)
-    core = tiny_core()
+    core = shared_core()
     core.submit(make_request(core, prompt_of(9), other_seed, request_id="other"))
     assert run_to_end(core)["other"] != alone
 
