@@ -15,7 +15,7 @@ from jaxtyping import Array
 
 from swiftjax import kernels
 from swiftjax.config import EngineConfig, ModelConfig, SchedulerConfig
-from swiftjax.converters.demo_model import resolve_model
+from swiftjax.converters.demo_model import default_cache_dir, resolve_model
 from swiftjax.converters.load import load_checkpoint
 from swiftjax.engine.batching import Buckets, make_buckets
 from swiftjax.engine.core import EngineCore, EngineLimits
@@ -73,7 +73,7 @@ def build_core(
     Raises CheckpointError, UnsupportedError or InvalidRequestError before any request is taken.
     """
     path = resolve_model(config.model_path)
-    _set_memory_fraction(config.gpu_memory_utilization)
+    _configure_jax(config.gpu_memory_utilization)
     loaded = load_checkpoint(path, dtype=config.dtype, progress=progress)
     model = loaded.config
     sizes = _choose_sizes(config, model)
@@ -125,9 +125,14 @@ def _choose_implementation(asked: str | None, model: ModelConfig) -> kernels.Imp
     )
 
 
-def _set_memory_fraction(fraction: float) -> None:
-    """Must run before the first use of a device; only GPU clients read the option."""
-    jax.config.update("jax_pjrt_client_create_options", {"memory_fraction": fraction})
+def _configure_jax(memory_fraction: float) -> None:
+    """Must run before the first use of a device; a cache directory the user chose is kept."""
+    # Only GPU clients read this option.
+    jax.config.update("jax_pjrt_client_create_options", {"memory_fraction": memory_fraction})
+    if jax.config.jax_compilation_cache_dir is None:
+        jax.config.update("jax_compilation_cache_dir", str(default_cache_dir() / "compiled"))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 def _choose_sizes(config: EngineConfig, model: ModelConfig) -> _Sizes:
