@@ -8,11 +8,9 @@ Knows no foreign format; `converters` writes and reads it.
 import hashlib
 import json
 import os
-import shutil
-import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -20,6 +18,7 @@ from orbax.checkpoint.experimental import v1 as ocp
 
 from swiftjax.config import DTYPES, ModelConfig
 from swiftjax.errors import CheckpointError
+from swiftjax.model.atomic_directory import whole_directory
 from swiftjax.model.hf_config import read_json_object, read_model_config, to_hf
 from swiftjax.model.llama import abstract_params
 from swiftjax.tokenizer_files import TokenizerFiles, read_tokenizer_files, write_tokenizer_files
@@ -59,7 +58,14 @@ class NativeCheckpoint:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._params = _read_manifest(path / MANIFEST_FILE)
+        manifest = read_json_object(path / MANIFEST_FILE)
+        self._params = _manifest_params(path / MANIFEST_FILE, manifest)
+        # Orbax answers a lost or shortened file with pages of tracebacks: tell it in one line here.
+        if manifest.get("files") != _file_sizes(path):
+            raise CheckpointError(
+                f"{path}: the files in {PARAMS_FOLDER} are not those that were written; some are "
+                "lost, cut short or added: copy or convert the model again"
+            )
         self.config = read_model_config(path, read_json_object(path / CONFIG_FILE))
         self._check_shapes()
         self.num_params = sum(int(np.prod(param.shape)) for param in self._params.values())
@@ -78,10 +84,10 @@ class NativeCheckpoint:
             }
             try:
                 with context:
-                    found = ocp.load(str(self.path / PARAMS_FOLDER), wanted)
+                    found = ocp.load(str(self.path.absolute() / PARAMS_FOLDER), wanted)
             except Exception as error:  # Orbax and TensorStore raise whatever broken files cause
                 raise CheckpointError(
-                    f"{self.path / PARAMS_FOLDER} cannot be read: {error}"
+                    f"{self.path / PARAMS_FOLDER} cannot be read: {error!s:.1000}"
                 ) from error
             del wanted
             for name, param in group.items():
@@ -128,24 +134,20 @@ def save_native(
     than a native checkpoint), or cannot be written.
     """
     check_destination(destination, force=force)
-    temporary = destination.with_name(f".{destination.name}.tmp-{uuid.uuid4().hex}")
     try:
-        temporary.mkdir()
-        params = _write_params(temporary / PARAMS_FOLDER, tensors)
-        (temporary / CONFIG_FILE).write_text(json.dumps(to_hf(config), indent=2) + "\n")
-        write_tokenizer_files(tokenizer_files, temporary)
-        manifest = {
-            "format": FORMAT,
-            "format_version": FORMAT_VERSION,
-            "params": {name: param._asdict() for name, param in params.items()},
-        }
-        (temporary / MANIFEST_FILE).write_text(json.dumps(manifest, indent=1) + "\n")
-        _sync_tree(temporary)
-        _publish(temporary, destination, force=force)
+        with whole_directory(destination, replace=force) as temporary:
+            params = _write_params(temporary / PARAMS_FOLDER, tensors)
+            (temporary / CONFIG_FILE).write_text(json.dumps(to_hf(config), indent=2) + "\n")
+            write_tokenizer_files(tokenizer_files, temporary)
+            manifest = {
+                "format": FORMAT,
+                "format_version": FORMAT_VERSION,
+                "files": _file_sizes(temporary),
+                "params": {name: param._asdict() for name, param in params.items()},
+            }
+            (temporary / MANIFEST_FILE).write_text(json.dumps(manifest, indent=1) + "\n")
     except OSError as error:
         raise CheckpointError(f"{destination} cannot be written: {error}") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)  # gone already if it was published
 
 
 def check_destination(destination: Path, *, force: bool) -> None:
@@ -177,12 +179,19 @@ def _write_params(
         params[name] = StoredParam(values.shape, values.dtype.name, tensor_sha256(values))
         group[name] = values
         if sum(held.nbytes for held in group.values()) >= GROUP_BYTES:
-            ocp.partial.save(str(folder), group)
+            _save_group(folder, group)
             group = {}
     if group:
-        ocp.partial.save(str(folder), group)
-    ocp.partial.finalize(str(folder))
+        _save_group(folder, group)
+    ocp.partial.finalize(str(folder.absolute()))
     return params
+
+
+def _save_group(folder: Path, group: dict[str, np.ndarray]) -> None:
+    try:
+        ocp.partial.save(str(folder.absolute()), group)
+    except ValueError as error:  # so TensorStore reports a full disk
+        raise CheckpointError(f"parameters cannot be written: {error!s:.1000}") from error
 
 
 def _groups(params: Mapping[str, StoredParam]) -> Iterator[dict[str, StoredParam]]:
@@ -196,36 +205,16 @@ def _groups(params: Mapping[str, StoredParam]) -> Iterator[dict[str, StoredParam
         yield group
 
 
-def _sync_tree(root: Path) -> None:
-    for base, _, files in os.walk(root, topdown=False):
-        for path in (*(Path(base) / name for name in files), Path(base)):
-            _sync(path)
+def _file_sizes(checkpoint: Path) -> dict[str, int]:
+    """Size of every parameter file by its path inside the checkpoint."""
+    return {
+        path.relative_to(checkpoint).as_posix(): path.stat().st_size
+        for path in sorted((checkpoint / PARAMS_FOLDER).rglob("*"))
+        if path.is_file()
+    }
 
 
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _publish(temporary: Path, destination: Path, *, force: bool) -> None:
-    aside = destination.with_name(f".{destination.name}.old-{uuid.uuid4().hex}")
-    if force and destination.exists():
-        destination.rename(aside)
-    try:
-        temporary.rename(destination)
-    except OSError:
-        if aside.exists():
-            aside.rename(destination)
-        raise
-    _sync(destination.parent)
-    shutil.rmtree(aside, ignore_errors=True)
-
-
-def _read_manifest(path: Path) -> dict[str, StoredParam]:
-    manifest = read_json_object(path)
+def _manifest_params(path: Path, manifest: Mapping[str, Any]) -> dict[str, StoredParam]:
     if (manifest.get("format"), manifest.get("format_version")) != (FORMAT, FORMAT_VERSION):
         raise CheckpointError(
             f"{path}: format {manifest.get('format')!r:.80} version "
