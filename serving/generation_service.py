@@ -41,11 +41,12 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
         prompt = await self._read_prompt(request)
         if time_limit is not None:
             time_limit -= time.monotonic() - arrival
+        timeout = context.time_remaining()
         stream = engine.stream(
             prompt,
             config,
             request_id=request.request_id or None,
-            timeout=context.time_remaining(),
+            timeout=None if timeout is None else float(timeout),  # an int once it has passed
             time_limit=time_limit,
         )
         async with aclosing(stream):

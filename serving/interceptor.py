@@ -5,6 +5,7 @@ that are no message. Here errors raised on purpose go through `status.py`, and a
 bug: its text stays in the log under an id, and the id is all the client sees.
 """
 
+import asyncio
 import logging
 import uuid
 from collections.abc import Awaitable, Callable
@@ -51,12 +52,28 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
         async def behaviour(data: bytes, context: Context) -> Any:
             try:
-                with self._gate.passing():
-                    return await cast(Behaviour, inner)(_parse(parse, data), context)
-            except Exception as error:
-                await _abort(context, method, error)
+                return await self._call(cast(Behaviour, inner), parse, data, context, method)
+            except grpc.aio.InternalError:
+                # Nothing can be sent because the client has just gone; grpc has not told us yet.
+                raise asyncio.CancelledError from None
 
         return make(cast(Any, behaviour), None, handler.response_serializer)
+
+    async def _call(
+        self,
+        inner: Behaviour,
+        parse: Callable[[bytes], Any],
+        data: bytes,
+        context: Context,
+        method: str,
+    ) -> Any:
+        try:
+            with self._gate.passing():
+                return await inner(_parse(parse, data), context)
+        except grpc.aio.InternalError:
+            raise
+        except Exception as error:
+            await _abort(context, method, error)
 
 
 def _parse(parse: Callable[[bytes], Any], data: bytes) -> Any:

@@ -29,6 +29,8 @@ MAX_REQUEST_ID_CHARS = 128
 # No tokenizer packs more characters into a token than this (runs of blanks), so a longer text
 # cannot fit the model; it is refused before tokenising it takes seconds.
 MAX_CHARS_PER_TOKEN = 128
+# A second of work; longer than the context of any model here.
+MAX_DETOKENIZE_IDS = 2**20
 
 FINISH_REASONS: dict[FinishReason, pb.FinishReason] = {
     "stop": pb.FINISH_REASON_STOP,
@@ -108,6 +110,10 @@ def read_token_ids(token_ids: pb.TokenIds, max_model_len: int) -> tuple[int, ...
 
 def read_vocabulary_ids(token_ids: Sequence[int], vocab_size: int) -> list[int]:
     """Read ids that must name tokens."""
+    if len(token_ids) > MAX_DETOKENIZE_IDS:
+        raise InvalidRequestError(
+            f"{len(token_ids)} token ids; at most {MAX_DETOKENIZE_IDS} are taken in one call"
+        )
     ids = list(token_ids)
     for token_id in ids:
         if not 0 <= token_id < vocab_size:

@@ -9,7 +9,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from swiftjax.engine.core import CoreStats, EngineCore
 from swiftjax.engine.request import Request, StepOutput
@@ -35,6 +35,7 @@ EngineEvent = StepOutput | Refused | Ended
 Receiver = Callable[[list[EngineEvent]], None]
 
 
+@runtime_checkable
 class EngineLink(Protocol):
     """What `AsyncEngine` needs of an engine, wherever that runs."""
 

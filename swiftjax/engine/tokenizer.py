@@ -77,7 +77,9 @@ class Tokenizer:
     def encode_with_offsets(self, text: str, add_special_tokens: bool = True) -> Encoding:
         """Tokenise as `encode` does; tokens that were added have an empty range."""
         check_text(text, "the text", self.max_chars)
-        encoding = self._backend.encode(text, add_special_tokens=False)
+        # A batch of one, because only that lets other threads run: `encode` keeps the interpreter
+        # lock, for seconds when the text is long.
+        encoding = self._backend.encode_batch([text], add_special_tokens=False)[0]
         ids, offsets = encoding.ids, encoding.offsets
         if not add_special_tokens:
             return Encoding(ids, offsets)

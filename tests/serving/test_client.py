@@ -1,0 +1,130 @@
+"""The blocking client: values in, deltas out, our own errors raised."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from swiftjax.engine.request import GenerationConfig
+from swiftjax.errors import DeadlineError, InvalidRequestError, NotReadyError
+from swiftjax.serving.client import Client
+from swiftjax.serving.messages import read_generation_config, write_options
+from swiftjax.serving.proto import swiftjax_pb2 as pb
+from tests.serving.harness import END_ID, VOCAB_SIZE, Service, make_core, serving, until
+
+
+class ServerThread:
+    """The in-process server on an event loop of its own, for blocking tests."""
+
+    def __init__(self) -> None:
+        self.service: Service | None = None
+        self._loop = asyncio.new_event_loop()
+        self._ready, self._stop = threading.Event(), asyncio.Event()
+        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._run(),))
+        self._thread.start()
+        self._ready.wait()
+
+    async def _run(self) -> None:
+        async with serving(make_core(delay=0.005)) as self.service:
+            self._ready.set()
+            await self._stop.wait()
+
+    def close(self) -> None:
+        """Stop and wait."""
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+        self._loop.close()
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Service]:
+    thread = ServerThread()
+    assert thread.service is not None
+    yield thread.service
+    thread.close()
+
+
+@pytest.fixture
+def client(service: Service) -> Iterator[Client]:
+    with Client(service.server.address) as connected:
+        yield connected
+
+
+def test_each_kind_of_prompt(client: Client) -> None:
+    config = GenerationConfig(max_new_tokens=3)
+    for prompt in ({"text": "a"}, {"token_ids": [ord("a")]}):
+        deltas = list(client.generate(**prompt, config=config))  # type: ignore[arg-type]
+        assert "".join(d.text for d in deltas) == "bcd"
+        assert [i for d in deltas for i in d.token_ids] == [98, 99, 100]
+        last = deltas[-1]
+        assert (last.finish_reason, last.num_prompt_tokens, last.num_output_tokens) == (
+            "length", 1, 3,
+        )  # fmt: skip
+        assert all(d.finish_reason is None and d.num_output_tokens is None for d in deltas[:-1])
+    messages = [{"role": "user", "content": "1"}]
+    assert "".join(d.text for d in client.generate(messages=messages, config=config)) == "<=>"
+
+
+def test_without_a_config_the_defaults_of_the_server_hold(client: Client) -> None:
+    last = list(client.generate(text="\x10"))[-1]
+    # 240 steps up to the end-of-sequence token, below the default of 256.
+    assert (last.finish_reason, last.matched_stop) == ("stop", END_ID)
+
+
+def test_tokenize_detokenize_get_model(client: Client) -> None:
+    assert client.tokenize(text="hé") == [0x68, 0xC3, 0xA9]
+    assert bytes(client.tokenize(messages=[{"role": "u", "content": "x"}])) == b"u:x;"
+    assert client.detokenize([0x68, END_ID]) == "h"
+    assert client.detokenize([0x68, END_ID], skip_special_tokens=False) == "h<end>"
+    assert client.get_model().vocab_size == VOCAB_SIZE
+
+
+def test_errors_of_the_server_are_ours(client: Client) -> None:
+    with pytest.raises(InvalidRequestError, match=f"token id {VOCAB_SIZE} is outside"):
+        list(client.generate(token_ids=[VOCAB_SIZE]))
+    with pytest.raises(InvalidRequestError, match="the prompt is empty"):
+        list(client.generate(token_ids=[]))
+    with pytest.raises(InvalidRequestError, match="outside the vocabulary"):
+        client.detokenize([-1])
+    with pytest.raises(DeadlineError):
+        config = GenerationConfig(max_new_tokens=4000, ignore_eos=True)
+        list(client.generate(text="a", config=config, timeout=0.1))
+    with Client("127.0.0.1:1") as nobody, pytest.raises(NotReadyError):
+        nobody.get_model()
+
+
+def test_prompts_that_contradict_each_other(client: Client) -> None:
+    for prompts in ({}, {"text": "a", "token_ids": [1]}):
+        with pytest.raises(InvalidRequestError, match="exactly one"):
+            next(client.generate(**prompts))
+    for texts in ({}, {"text": "a", "messages": [{"role": "u", "content": "x"}]}):
+        with pytest.raises(InvalidRequestError, match="exactly one"):
+            client.tokenize(**texts)
+
+
+def test_closing_the_iterator_stops_the_work(client: Client, service: Service) -> None:
+    config = GenerationConfig(max_new_tokens=4000, ignore_eos=True)
+    deltas = client.generate(text="a", config=config)
+    next(deltas)
+    assert service.engine.stats().num_running == 1
+    deltas.close()  # type: ignore[attr-defined]
+    asyncio.run(until(service.is_idle))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        GenerationConfig(),
+        GenerationConfig(temperature=0.7, top_p=0.5, top_k=7, seed=2**64 - 1),
+        GenerationConfig(max_new_tokens=1, stop=("a", "b"), stop_token_ids=(1, 2)),
+        GenerationConfig(ignore_eos=True, include_stop_str=True, stop="x", top_p=0.0),
+    ],
+)
+def test_config_survives_the_message(config: GenerationConfig) -> None:
+    sampling, stop = write_options(config)
+    assert read_generation_config(pb.GenerateRequest(sampling=sampling, stop=stop)) == config
+
+
+def test_unset_options_are_the_defaults() -> None:
+    assert read_generation_config(pb.GenerateRequest()) == GenerationConfig()
