@@ -40,7 +40,7 @@ def resolve_model(name_or_path: str, *, cache_dir: Path | None = None) -> Path:
     Raises CheckpointError for a name that is neither a path nor known, and when fetching fails.
     """
     path = Path(name_or_path).expanduser()
-    if path.exists():
+    if os.path.exists(path):  # unlike Path.exists, says no to a name too long to be a path
         return path
     if name_or_path not in MODELS:
         raise CheckpointError(

@@ -80,7 +80,10 @@ class _Parser:
 
     def header(self) -> GgufHeader:
         if self.take(4) != MAGIC:
-            raise CheckpointError(f"{self.path} is not a GGUF file: it does not begin with GGUF")
+            raise CheckpointError(
+                f"{self.path} does not begin with GGUF; of files only GGUF is read: give a "
+                "directory for other formats"
+            )
         if (version := self.number("<I")) not in VERSIONS:
             raise CheckpointError(
                 f"{self.path} has GGUF version {version}; little-endian versions 2 and 3 are read"

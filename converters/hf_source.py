@@ -18,6 +18,7 @@ from swiftjax.errors import CheckpointError
 from swiftjax.model.hf_config import read_json_object
 from swiftjax.tokenizer_files import TokenizerFiles, read_tokenizer_files
 
+CONFIG_FILE = "config.json"
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
@@ -27,7 +28,9 @@ class HfSource:
 
     def __init__(self, directory: Path) -> None:
         self.path = directory
-        self.config: Mapping[str, Any] = read_json_object(resolve_inside(directory, "config.json"))
+        if not (directory / CONFIG_FILE).exists():
+            raise CheckpointError(_no_config(directory))
+        self.config: Mapping[str, Any] = read_json_object(resolve_inside(directory, CONFIG_FILE))
         self.generation: Mapping[str, Any] = {}
         if (directory / "generation_config.json").exists():
             self.generation = read_json_object(resolve_inside(directory, "generation_config.json"))
@@ -80,6 +83,12 @@ def resolve_inside(directory: Path, name: str) -> Path:
             f"{path} is a link to {target}, out of the checkpoint directory: copy the file instead"
         )
     return path
+
+
+def _no_config(directory: Path) -> str:
+    files = sorted(path.name for path in directory.glob("*.gguf"))
+    hint = f"; give the path of {files[0]} itself" if files else ": it is no model directory"
+    return f"{directory / CONFIG_FILE} does not exist{hint}"
 
 
 def _open_weights(directory: Path) -> dict[str, StoredTensor]:

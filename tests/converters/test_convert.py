@@ -175,7 +175,7 @@ from pathlib import Path
 from swiftjax.converters.convert import convert
 from swiftjax.errors import CheckpointError
 
-resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
 try:
     convert(Path(sys.argv[1]), Path(sys.argv[2]), dtype=None)
 except CheckpointError as error:
@@ -184,7 +184,7 @@ except CheckpointError as error:
 
 
 def test_full_disk_leaves_nothing(tmp_path: Path, source: Path) -> None:
-    """A real failed write inside Orbax: the process may not make files of more than 100 kB."""
+    """A real failed write inside Orbax: the process may not make files of more than 10 kB."""
     command = [sys.executable, "-c", FULL_DISK, str(source), str(tmp_path / "native")]
     result = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
     assert "refused: parameters cannot be written" in result.stderr

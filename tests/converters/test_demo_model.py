@@ -116,6 +116,8 @@ def test_existing_path_is_returned_as_it_is(
 
 
 def test_unknown_name() -> None:
+    with pytest.raises(CheckpointError, match="is neither"):
+        resolve_model("x" * 5000)
     with pytest.raises(CheckpointError, match=r"no-such/model is neither .*known: smollm2-135m"):
         resolve_model("no-such/model")
 

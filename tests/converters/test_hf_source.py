@@ -108,6 +108,17 @@ def test_b028_empty_directory(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+def test_directory_that_holds_only_gguf(tmp_path: Path) -> None:
+    (tmp_path / "model-q4.gguf").write_bytes(b"GGUF")
+    with pytest.raises(CheckpointError, match=r"give the path of model-q4\.gguf itself"):
+        load(tmp_path)
+
+
+def test_file_that_is_no_gguf(sharded: Path) -> None:
+    with pytest.raises(CheckpointError, match="of files only GGUF is read: give a directory"):
+        load(sharded / SECOND)
+
+
 def test_b028_no_weights(sharded: Path) -> None:
     for path in sharded.glob("model*"):
         path.unlink()
