@@ -11,7 +11,7 @@ Dimension alphabet, used in annotations, einsums and comments everywhere:
     D  model width    F  MLP width           H  head width         V  vocabulary    L  layers
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +28,9 @@ class SamplingBatch:
     top_p: Array  # [R] float32
     seeds: Array  # [R 2] int32, the two halves of a 64-bit seed (bits, not values)
     sample_positions: Array  # [R] int32, position of the token that will be sampled
+
+
+SAMPLING_FIELDS = tuple(field.name for field in fields(SamplingBatch))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +63,17 @@ class BatchShape:
     max_pages: int  # M
 
 
+def empty_sampling(num_rows: int) -> SamplingBatch:
+    """Greedy rows."""
+    return SamplingBatch(
+        temperature=np.zeros(num_rows, np.float32),
+        top_k=np.zeros(num_rows, np.int32),
+        top_p=np.ones(num_rows, np.float32),
+        seeds=np.zeros((num_rows, 2), np.int32),
+        sample_positions=np.zeros(num_rows, np.int32),
+    )
+
+
 def empty_batch(shape: BatchShape, num_slots: int) -> Batch:
     """A batch of nothing but padding: what a warm-up runs, and what `make_batch` fills in."""
     tokens, seqs, pages = shape.num_tokens, shape.num_seqs, shape.max_pages
@@ -72,13 +86,7 @@ def empty_batch(shape: BatchShape, num_slots: int) -> Batch:
         prompt_lens=np.zeros(seqs, np.int32),
         page_table=np.zeros((seqs, pages), np.int32),
         sample_rows=np.zeros(seqs, np.int32),
-        sampling=SamplingBatch(
-            temperature=np.zeros(seqs, np.float32),
-            top_k=np.zeros(seqs, np.int32),
-            top_p=np.ones(seqs, np.float32),
-            seeds=np.zeros((seqs, 2), np.int32),
-            sample_positions=np.zeros(seqs, np.int32),
-        ),
+        sampling=empty_sampling(seqs),
     )
 
 

@@ -20,6 +20,7 @@ from swiftjax.converters.load import load_checkpoint
 from swiftjax.engine.batching import Buckets, make_buckets
 from swiftjax.engine.core import EngineCore, EngineLimits
 from swiftjax.engine.page_pool import PagePool
+from swiftjax.engine.rows import RowTable
 from swiftjax.engine.scheduler import Scheduler
 from swiftjax.engine.tokenizer import Tokenizer
 from swiftjax.errors import InvalidRequestError, UnsupportedError
@@ -100,7 +101,8 @@ def build_core(
     )
     tokenizer = Tokenizer(loaded.tokenizer_files, chat_template=config.chat_template)
     limits = EngineLimits(model.vocab_size, sizes.max_model_len, model.eos_token_ids)
-    scheduler = Scheduler(scheduling, PagePool(plan.num_pages, sizes.page_size))
+    rows = RowTable(sizes.max_num_seqs, sizes.max_pages_per_seq)
+    scheduler = Scheduler(scheduling, PagePool(plan.num_pages, sizes.page_size), rows)
     core = EngineCore(scheduler, runner, buckets, limits)
     logger.info("%s kernels; memory:\n%s", implementation, plan.table())
     return BuiltCore(core, tokenizer, model, runner, buckets, plan)

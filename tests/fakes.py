@@ -12,6 +12,7 @@ from swiftjax.engine.batching import make_buckets
 from swiftjax.engine.core import EngineCore, EngineLimits
 from swiftjax.engine.page_pool import PagePool
 from swiftjax.engine.request import GenerationConfig, Request, resolve_request
+from swiftjax.engine.rows import RowTable
 from swiftjax.engine.scheduler import Scheduler
 
 
@@ -61,13 +62,14 @@ def make_fake_core(
         max_num_batched_tokens=max_num_batched_tokens,
         max_queue_len=max_queue_len,
     )
+    max_pages = -(-max_model_len // page_size)
     buckets = make_buckets(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
-        max_pages=-(-max_model_len // page_size),
+        max_pages=max_pages,
     )
     return EngineCore(
-        Scheduler(config, PagePool(num_pages, page_size)),
+        Scheduler(config, PagePool(num_pages, page_size), RowTable(max_num_seqs, max_pages)),
         FakeRunner(vocab_size, delay),
         buckets,
         EngineLimits(vocab_size, max_model_len, eos_token_ids),

@@ -14,6 +14,7 @@ from swiftjax.config import ModelConfig, SchedulerConfig
 from swiftjax.engine.batching import make_batch, make_buckets
 from swiftjax.engine.page_pool import PagePool
 from swiftjax.engine.request import GenerationConfig, Request
+from swiftjax.engine.rows import RowTable
 from swiftjax.engine.scheduler import Plan, Scheduler
 from swiftjax.model.kv_cache import KVCache, make_kv_cache
 from swiftjax.model.runner import StepModel
@@ -78,7 +79,8 @@ def _batches(
         seed=0,
         arrival_time=0.0,
     )
-    scheduler = Scheduler(SchedulerConfig(max_num_seqs=2), PagePool(num_pages, page_size))
+    rows = RowTable(2, num_pages)
+    scheduler = Scheduler(SchedulerConfig(max_num_seqs=2), PagePool(num_pages, page_size), rows)
     scheduler.submit(request)
     buckets = make_buckets(
         max_num_seqs=2, max_num_batched_tokens=max(64, *chunks), max_pages=num_pages
@@ -89,5 +91,7 @@ def _batches(
         plan = scheduler.schedule(0.0)
         assert isinstance(plan, Plan) and sum(w.num_new for w in plan.work) == count
         num_slots = num_pages * page_size
-        batches.append((make_batch(plan, buckets, page_size=page_size, num_slots=num_slots), count))
+        batches.append(
+            (make_batch(plan, rows, buckets, page_size=page_size, num_slots=num_slots), count)
+        )
     return batches

@@ -9,6 +9,7 @@ from swiftjax.config import ModelConfig, SchedulerConfig
 from swiftjax.engine.batching import make_buckets
 from swiftjax.engine.core import EngineCore, EngineLimits
 from swiftjax.engine.page_pool import PagePool
+from swiftjax.engine.rows import RowTable
 from swiftjax.engine.scheduler import Scheduler
 from swiftjax.model.llama import random_params
 from swiftjax.model.runner import ModelRunner, make_runner
@@ -62,16 +63,17 @@ def tiny_core(
     max_num_batched_tokens: int = 64,
 ) -> EngineCore:
     """A real engine core over the tiny model."""
+    max_pages = -(-max_model_len // page_size)
     buckets = make_buckets(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
-        max_pages=-(-max_model_len // page_size),
+        max_pages=max_pages,
     )
     config = SchedulerConfig(
         max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens
     )
     return EngineCore(
-        Scheduler(config, PagePool(num_pages, page_size)),
+        Scheduler(config, PagePool(num_pages, page_size), RowTable(max_num_seqs, max_pages)),
         tiny_runner(num_pages=num_pages, page_size=page_size, max_model_len=max_model_len),
         buckets,
         EngineLimits(TINY.vocab_size, max_model_len, ()),

@@ -4,13 +4,13 @@ A decode bucket has one token per sequence (T == B); every other bucket is a mix
 B == max_num_seqs and T > B.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
-from swiftjax.batch import Batch, BatchShape, SamplingBatch, empty_batch
-from swiftjax.engine.request import Request
+from swiftjax.batch import SAMPLING_FIELDS, Batch, BatchShape, empty_batch
+from swiftjax.engine.rows import RowTable
 from swiftjax.engine.scheduler import Plan
 
 
@@ -53,38 +53,62 @@ def make_buckets(
     )
 
 
-def make_batch(plan: Plan, buckets: Buckets, *, page_size: int, num_slots: int) -> Batch:
+def make_batch(
+    plan: Plan, rows: RowTable, buckets: Buckets, *, page_size: int, num_slots: int
+) -> Batch:
     """Lay a plan out in the smallest bucket that holds it; `num_slots` is pages * page_size."""
-    num_tokens = sum(work.num_new for work in plan.work)
-    batch = empty_batch(buckets.choose(num_tokens, len(plan.work)), num_slots)
-    starts = np.cumsum([0, *(work.num_new for work in plan.work)])
-    batch.query_starts[: len(starts)] = starts
-    batch.query_starts[len(starts) :] = num_tokens
-    row = 0
-    for i, ((first, last), work) in enumerate(zip(pairwise(starts), plan.work, strict=True)):
-        sequence, end = work.sequence, work.start + work.num_new
-        pages = np.asarray(sequence.page_ids, np.int32)
-        positions = np.arange(work.start, end, dtype=np.int32)
-        batch.token_ids[first:last] = sequence.token_ids[work.start : end]
-        batch.positions[first:last] = positions
-        batch.slot_mapping[first:last] = (
-            pages[positions // page_size] * page_size + positions % page_size
-        )
-        batch.context_lens[i] = end
-        batch.prompt_lens[i] = sequence.prompt_len
-        batch.page_table[i, : len(pages)] = pages
-        if work.samples:
-            batch.sample_rows[row] = last - 1
-            _fill_sampling(batch.sampling, row, work.sequence.request, end)
-            row += 1
+    count = len(plan.work)
+    row_ids = np.fromiter((w.sequence.row for w in plan.work), np.int32, count)
+    starts = np.fromiter((w.start for w in plan.work), np.int32, count)
+    num_new = np.fromiter((w.num_new for w in plan.work), np.int32, count)
+    ends = np.cumsum(num_new, dtype=np.int32)
+    num_tokens = int(ends[-1])
+    batch = empty_batch(buckets.choose(num_tokens, count), num_slots)
+    batch.query_starts[1 : count + 1] = ends
+    batch.query_starts[count + 1 :] = num_tokens
+    batch.context_lens[:count] = starts + num_new
+    batch.prompt_lens[:count] = rows.prompt_lens[row_ids]
+    batch.page_table[:count] = rows.page_table[row_ids]
+    _fill_tokens(batch, plan, starts, num_new, ends, page_size)
+    samples = np.fromiter((w.samples for w in plan.work), bool, count)
+    _fill_sampling(batch, rows, row_ids[samples], ends[samples] - 1)
     return batch
 
 
-def _fill_sampling(sampling: SamplingBatch, row: int, request: Request, position: int) -> None:
-    config = request.generation
-    sampling.temperature[row] = config.temperature
-    sampling.top_k[row] = config.top_k
-    sampling.top_p[row] = config.top_p
-    halves = np.array([request.seed & 0xFFFFFFFF, request.seed >> 32], np.uint32)
-    sampling.seeds[row] = halves.view(np.int32)
-    sampling.sample_positions[row] = position
+def _fill_tokens(
+    batch: Batch,
+    plan: Plan,
+    starts: np.ndarray,
+    num_new: np.ndarray,
+    ends: np.ndarray,
+    page_size: int,
+) -> None:
+    """Token ids, positions and slots of every real token, all [T]."""
+    num_tokens = int(ends[-1])
+    owner = np.repeat(np.arange(len(starts), dtype=np.int32), num_new)
+    first = ends - num_new
+    positions = np.arange(num_tokens, dtype=np.int32) - (first - starts)[owner]
+    pages = batch.page_table[owner, positions // page_size]
+    batch.positions[:num_tokens] = positions
+    batch.slot_mapping[:num_tokens] = pages * page_size + positions % page_size
+    batch.token_ids[:num_tokens] = np.fromiter(_new_tokens(plan), np.int32, num_tokens)
+
+
+def _new_tokens(plan: Plan) -> Iterator[int]:
+    for work in plan.work:
+        tokens = work.sequence.token_ids
+        if work.num_new == 1:
+            yield tokens[work.start]
+        else:
+            yield from tokens[work.start : work.start + work.num_new]
+
+
+def _fill_sampling(
+    batch: Batch, rows: RowTable, row_ids: np.ndarray, token_rows: np.ndarray
+) -> None:
+    """Settings of the sampled rows; the sampled token comes after the last computed one."""
+    count = len(row_ids)
+    batch.sample_rows[:count] = token_rows
+    for name in SAMPLING_FIELDS:
+        getattr(batch.sampling, name)[:count] = getattr(rows.sampling, name)[row_ids]
+    batch.sampling.sample_positions[:count] = batch.positions[token_rows] + 1

@@ -82,7 +82,13 @@ class EngineCore:
             return self.scheduler.take_ended()
         pool = self.scheduler.pool
         num_slots = pool.num_pages * pool.page_size
-        batch = make_batch(plan, self._buckets, page_size=pool.page_size, num_slots=num_slots)
+        batch = make_batch(
+            plan,
+            self.scheduler.rows,
+            self._buckets,
+            page_size=pool.page_size,
+            num_slots=num_slots,
+        )
         num_rows = sum(work.samples for work in plan.work)
         return self.scheduler.update(plan, self._runner.dispatch(batch).wait(num_rows))
 

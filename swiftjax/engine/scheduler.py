@@ -13,6 +13,7 @@ from swiftjax.batch import Sampled
 from swiftjax.config import SchedulerConfig
 from swiftjax.engine.page_pool import PagePool
 from swiftjax.engine.request import FinishReason, Request, StepOutput
+from swiftjax.engine.rows import RowTable
 from swiftjax.engine.sequence import Sequence
 from swiftjax.errors import InvalidRequestError, QueueFullError
 
@@ -30,14 +31,16 @@ class Plan(NamedTuple):
     """One step, in the order of its rows."""
 
     work: tuple[Work, ...]
+    admitted: tuple[Sequence, ...]  # sequences that took a row for this step
 
 
 class Scheduler:
     """Holds every sequence from submit to finish."""
 
-    def __init__(self, config: SchedulerConfig, pool: PagePool) -> None:
+    def __init__(self, config: SchedulerConfig, pool: PagePool, rows: RowTable) -> None:
         self.config = config
         self.pool = pool
+        self.rows = rows
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
         self._by_id: dict[str, Sequence] = {}
@@ -102,9 +105,10 @@ class Scheduler:
         # Decodes first: each is one token, and they are what running users wait for.
         for sequence in sorted(self._running, key=lambda s: s.num_uncomputed > 1):
             budget -= self._add(work, sequence, budget)
+        num_before = len(self._running)
         while budget > 0 and self._waiting and self._admit(self._waiting[0]):
             budget -= self._add(work, self._running[-1], budget)
-        return Plan(tuple(work))
+        return Plan(tuple(work), tuple(self._running[num_before:]))
 
     def update(self, plan: Plan, sampled: Sampled) -> list[StepOutput]:
         """Append the sampled tokens, finish what is done, and return what there is to tell."""
@@ -153,6 +157,7 @@ class Scheduler:
         self._promised += need
         self._waiting.popleft()
         sequence.state = "running"
+        self.rows.admit(sequence)
         self._running.append(sequence)
         return True
 
@@ -167,6 +172,7 @@ class Scheduler:
         assert pages is not None, "a promised page was not there"
         self._promised -= missing
         sequence.page_ids += pages
+        self.rows.set_pages(sequence, len(sequence.page_ids) - missing)
         work.append(Work(sequence, sequence.computed_len, num_new, end == sequence.total_len))
         sequence.computed_len = end
         return num_new
@@ -175,6 +181,7 @@ class Scheduler:
         if sequence.state == "running":
             need = self.pool.pages_for(sequence.max_cached_len)
             self._promised -= need - len(sequence.page_ids)
+            self.rows.release(sequence)
         self.pool.release(sequence.page_ids)
         sequence.page_ids = []
         sequence.state = "finished"

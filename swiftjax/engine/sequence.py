@@ -14,13 +14,14 @@ SequenceState = Literal["waiting", "running", "finished"]
 class Sequence:
     """Tokens, pages and progress of one request."""
 
-    __slots__ = ("computed_len", "page_ids", "request", "state", "token_ids")
+    __slots__ = ("computed_len", "page_ids", "request", "row", "state", "token_ids")
 
     def __init__(self, request: Request) -> None:
         self.request = request
         self.token_ids: list[int] = list(request.prompt_token_ids)
         self.page_ids: list[int] = []
         self.computed_len = 0
+        self.row = -1  # its row in the RowTable while it runs
         self.state: SequenceState = "waiting"
 
     @property

@@ -36,7 +36,7 @@ def test_layout_of_a_mixed_step() -> None:
     config = GenerationConfig(temperature=0.5, top_k=3, top_p=0.9, seed=2**63 + 7)
     core.submit(make_request(core, [7] * 6, config))
     plan = core.scheduler.schedule(0.0)
-    batch = make_batch(plan, core._buckets, page_size=4, num_slots=64)
+    batch = make_batch(plan, core.scheduler.rows, core._buckets, page_size=4, num_slots=64)
     assert batch.token_ids[:8].tolist() == [4, 7, 7, 7, 7, 7, 7, 0]
     assert batch.positions[:7].tolist() == [3, 0, 1, 2, 3, 4, 5]
     assert batch.query_starts.tolist() == [0, 1, 7, 7, 7]
@@ -61,5 +61,5 @@ def test_decode_step_has_as_many_tokens_as_sequences(seqs: int) -> None:
         core.submit(make_request(core, [1, 2], GenerationConfig(max_new_tokens=9)))
     core.step()
     plan = core.scheduler.schedule(0.0)
-    batch = make_batch(plan, core._buckets, page_size=4, num_slots=256)
+    batch = make_batch(plan, core.scheduler.rows, core._buckets, page_size=4, num_slots=256)
     assert batch.token_ids.shape == batch.context_lens.shape

@@ -1,0 +1,48 @@
+"""Host arrays with one row per running sequence: what a batch is gathered from.
+
+What a sequence asks for is written once, when it is admitted; its page row grows with its pages. So
+building a step costs a few array gathers, however many sequences run and however long they are.
+Owned by the scheduler; read by `batching.py`.
+"""
+
+import numpy as np
+
+from swiftjax.batch import SamplingBatch, empty_sampling
+from swiftjax.engine.request import Request
+from swiftjax.engine.sequence import Sequence
+
+
+class RowTable:
+    """Rows 0 <= row < num_rows; a row belongs to one running sequence at a time."""
+
+    def __init__(self, num_rows: int, max_pages: int) -> None:
+        self.page_table = np.zeros((num_rows, max_pages), np.int32)
+        self.prompt_lens = np.zeros(num_rows, np.int32)
+        self.sampling = empty_sampling(num_rows)
+        self._free = list(range(num_rows - 1, -1, -1))
+
+    def admit(self, sequence: Sequence) -> None:
+        """Give a sequence a row and write what it asks for."""
+        sequence.row = row = self._free.pop()
+        self.prompt_lens[row] = sequence.prompt_len
+        _write_sampling(self.sampling, row, sequence.request)
+        self.set_pages(sequence, 0)
+
+    def set_pages(self, sequence: Sequence, start: int) -> None:
+        """Copy the page ids of a sequence from index `start` on."""
+        pages = sequence.page_ids[start:]
+        self.page_table[sequence.row, start : start + len(pages)] = pages
+
+    def release(self, sequence: Sequence) -> None:
+        """Take the row back."""
+        self._free.append(sequence.row)
+        sequence.row = -1
+
+
+def _write_sampling(sampling: SamplingBatch, row: int, request: Request) -> None:
+    config = request.generation
+    sampling.temperature[row] = config.temperature
+    sampling.top_k[row] = config.top_k
+    sampling.top_p[row] = config.top_p
+    halves = np.array([request.seed & 0xFFFFFFFF, request.seed >> 32], np.uint32)
+    sampling.seeds[row] = halves.view(np.int32)
