@@ -188,8 +188,12 @@ def _write_params(
 
 
 def _save_group(folder: Path, group: dict[str, np.ndarray]) -> None:
+    context = ocp.Context()
+    # Trained weights hardly shrink, and on two cores zstd took most of a conversion's time.
+    context.array.saving.use_compression = False
     try:
-        ocp.partial.save(str(folder.absolute()), group)
+        with context:
+            ocp.partial.save(str(folder.absolute()), group)
     except ValueError as error:  # so TensorStore reports a full disk
         raise CheckpointError(f"parameters cannot be written: {error!s:.1000}") from error
 
