@@ -9,7 +9,7 @@ DRIVER := $(shell nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>
 CUDA := $(if $(DRIVER),$(shell [ "$(DRIVER)" -ge 580 ] && echo ,cuda13 || echo ,cuda12))
 
 ifeq ($(VENV),none)
-RUN := PYTHONPATH=. $(PYTHON)
+RUN := PYTHONPATH=.:$(PYTHONPATH) $(PYTHON)
 BASE :=
 DEV :=
 else

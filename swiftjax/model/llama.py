@@ -19,7 +19,7 @@ from swiftjax import kernels
 from swiftjax.batch import Batch
 from swiftjax.config import ModelConfig
 from swiftjax.model.kv_cache import KVCache
-from swiftjax.model.linear import Linear
+from swiftjax.model.linear import Linear, dot_precision
 from swiftjax.model.rope import RopeTable, apply_rope, dynamic_rope_angles, rope_angles
 
 
@@ -212,7 +212,12 @@ class Llama(nnx.Module):
         with jax.named_scope("head"):
             if self.head is None:
                 contract_d = (((1,), (1,)), ((), ()))
-                scores = lax.dot_general(hidden, self.embed.embedding[...], contract_d)
+                scores = lax.dot_general(
+                    hidden,
+                    self.embed.embedding[...],
+                    contract_d,
+                    precision=dot_precision(hidden.dtype),
+                )
             else:
                 scores = self.head(hidden)
             return scores.astype(jnp.float32)
