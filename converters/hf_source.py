@@ -4,6 +4,7 @@ With an index, only the files it names are read; other safetensors files in the 
 ignored. Knows nothing of models. Used by `load`.
 """
 
+import os
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
@@ -72,8 +73,8 @@ def resolve_inside(directory: Path, name: str) -> Path:
     if not name or "\0" in name or pure.is_absolute() or ".." in pure.parts:
         raise CheckpointError(f"{directory}: {name!r} leads out of the checkpoint directory")
     path = directory / name
-    if not path.is_file():
-        raise CheckpointError(f"{path} does not exist")
+    if not os.path.isfile(path):  # unlike Path.is_file, says no to a name that cannot be one
+        raise CheckpointError(f"{str(path)!r:.300} does not exist")
     root, target = directory.resolve(), path.resolve()
     allowed = [root]
     if root.parent.name == "snapshots":

@@ -4,6 +4,7 @@ One tensor at a time, so the host never holds much more than the model itself. D
 leaves matching to `hf_llama` and file formats to the sources. Called by `api` and `convert`.
 """
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -77,7 +78,7 @@ def load_checkpoint(
 
 def open_checkpoint(path: Path, *, dtype: Dtype | None) -> OpenCheckpoint:
     """Open and check a checkpoint of any format without reading its tensors."""
-    if not path.exists():
+    if not os.path.exists(path):  # unlike Path.exists, says no to a name too long to be one
         raise CheckpointError(
             f"{path} does not exist; give a Hugging Face directory, a .gguf file or a directory "
             "written by `swiftjax convert`"

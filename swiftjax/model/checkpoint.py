@@ -46,8 +46,11 @@ class StoredParam(NamedTuple):
 
 
 def is_native(path: Path) -> bool:
-    """Whether a path is a directory that `save_native` finished."""
-    return (path / MANIFEST_FILE).is_file()
+    """Whether a path is to be read as a native checkpoint.
+
+    Other tools write a manifest.json too, so safetensors weights beside it decide.
+    """
+    return (path / MANIFEST_FILE).is_file() and not any(path.glob("*.safetensors"))
 
 
 class NativeCheckpoint:
@@ -158,11 +161,18 @@ def check_destination(destination: Path, *, force: bool) -> None:
         return
     if not force:
         raise CheckpointError(f"{destination} exists: choose another place or give --force")
-    if destination.is_symlink() or not is_native(destination):
+    if destination.is_symlink() or not _is_ours(destination):
         raise CheckpointError(
             f"{destination} exists and is no checkpoint that SwiftJAX wrote; --force replaces "
             "only those: remove it yourself"
         )
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        return read_json_object(path / MANIFEST_FILE).get("format") == FORMAT
+    except CheckpointError:
+        return False
 
 
 def tensor_sha256(values: np.ndarray) -> str:

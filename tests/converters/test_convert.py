@@ -127,7 +127,7 @@ def test_force_replaces_nothing_else(tmp_path: Path, source: Path, native: Path,
     place = tmp_path / "precious"
     if kind == "directory":
         place.mkdir()
-        (place / "thesis.txt").write_text("x")
+        (place / "manifest.json").write_text('{"name": "a browser extension"}')
     elif kind == "file":
         place.write_text("x")
     elif kind == "link":

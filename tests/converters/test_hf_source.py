@@ -49,7 +49,7 @@ def test_shards_and_single_file_load_the_same(tmp_path: Path, sharded: Path) -> 
 
 def test_b028_missing_shard(sharded: Path) -> None:
     (sharded / SECOND).unlink()
-    with pytest.raises(CheckpointError, match=f"{SECOND} does not exist"):
+    with pytest.raises(CheckpointError, match=f"{SECOND}' does not exist"):
         load(sharded)
 
 
@@ -67,7 +67,9 @@ def test_b028_huge_header(sharded: Path) -> None:
         load(sharded)
 
 
-@pytest.mark.parametrize("file", ["../x.safetensors", "sub/../../x.safetensors", "/x.safetensors"])
+@pytest.mark.parametrize(
+    "file", ["../x.safetensors", "sub/../../x.safetensors", "/x.safetensors", ""]
+)
 def test_b028_index_entry_that_leads_out(sharded: Path, file: str) -> None:
     """A shard outside the directory is not read even though it exists and holds the tensor."""
     outside = sharded.parent / "x.safetensors"
@@ -79,6 +81,21 @@ def test_b028_index_entry_that_leads_out(sharded: Path, file: str) -> None:
     )
     with pytest.raises(CheckpointError, match="leads out of the checkpoint directory"):
         load(sharded)
+
+
+@pytest.mark.parametrize("file", ["x" * 5000, "\ud800", "sub", "model.safetensors/x", "."])
+def test_index_entry_that_is_no_file(sharded: Path, file: str) -> None:
+    (sharded / "sub").mkdir()
+    edit_json(
+        sharded / INDEX, lambda index: index["weight_map"].update({"model.norm.weight": file})
+    )
+    with pytest.raises(CheckpointError, match="does not exist"):
+        load(sharded)
+
+
+def test_manifest_of_another_tool_beside_the_weights(sharded: Path) -> None:
+    (sharded / "manifest.json").write_text("{}")
+    assert load(sharded)
 
 
 @pytest.mark.parametrize("name", [SECOND, "config.json", INDEX])
@@ -228,5 +245,7 @@ def test_files_that_are_not_json(tmp_path: Path, name: str, text: str) -> None:
 
 
 def test_missing_path(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="does not exist"):
+        load(tmp_path / ("x" * 5000))
     with pytest.raises(CheckpointError, match="nowhere does not exist; give"):
         load(tmp_path / "nowhere")
