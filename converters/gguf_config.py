@@ -57,10 +57,6 @@ def hf_config(
     own, tokenizer = GgufMetadata(metadata, f"{arch}."), GgufMetadata(metadata, "tokenizer.ggml.")
     _refuse_unknown_options(arch, metadata, own)
     heads = _uniform(own, "attention.head_count")
-    head_dim = own.get("attention.key_length", int) or own.need("embedding_length", int) // heads
-    for key in ("rope.dimension_count", "attention.value_length"):
-        if (value := own.get(key, int)) not in (None, head_dim):
-            raise UnsupportedError(f"{arch}.{key} is {value}; only {head_dim} is supported")
     vocab_size = own.get("vocab_size", int)
     if vocab_size is None and (embedding := tensors.get("token_embd.weight")):
         vocab_size = embedding.shape[0]
@@ -73,7 +69,7 @@ def hf_config(
         "num_hidden_layers": own.need("block_count", int),
         "num_attention_heads": heads,
         "num_key_value_heads": _uniform(own, "attention.head_count_kv", heads),
-        "head_dim": head_dim,
+        "head_dim": _head_dim(own, heads),
         "max_position_embeddings": own.need("context_length", int),
         "rms_norm_eps": _shortest(own.need("attention.layer_norm_rms_epsilon", float)),
         "rope_theta": own.number("rope.freq_base") or 10_000.0,
@@ -86,6 +82,15 @@ def hf_config(
     if scaling := _rope_scaling(own, config, rope_factors):
         config["rope_scaling"] = scaling
     return config
+
+
+def _head_dim(own: GgufMetadata, heads: int) -> int:
+    """Keys, values and the rotary embedding must all have one width."""
+    head_dim = own.get("attention.key_length", int) or own.need("embedding_length", int) // heads
+    for key in ("rope.dimension_count", "attention.value_length"):
+        if (value := own.get(key, int)) not in (None, head_dim):
+            raise UnsupportedError(f"{own.name(key)} is {value}; only {head_dim} is supported")
+    return head_dim
 
 
 def _uniform(own: GgufMetadata, key: str, default: int | None = None) -> int:

@@ -10,6 +10,7 @@ from gguf.constants import GGMLQuantizationType, GGUFValueType
 from tokenizers import pre_tokenizers
 
 from swiftjax.converters.gguf_source import gguf_name
+from tests.tiny_checkpoints import tiny_config
 
 Quantized = tuple[np.ndarray, GGMLQuantizationType]
 
@@ -18,6 +19,13 @@ def permute(values: np.ndarray, num_heads: int) -> np.ndarray:
     """Row k*H/2+i of a head goes to row 2i+k, as llama.cpp wants q and k of LLaMA models."""
     halves = values.reshape(num_heads, 2, -1, *values.shape[1:])
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(values.shape)
+
+
+def wide_config(family: str = "llama", **keys: Any) -> dict[str, Any]:
+    """Rows of 256, which every quantisation can hold."""
+    return tiny_config(
+        family, hidden_size=256, intermediate_size=256, head_dim=64, num_hidden_layers=1, **keys
+    )
 
 
 def quantize(values: np.ndarray, quantization: GGMLQuantizationType) -> Quantized:

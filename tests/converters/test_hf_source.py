@@ -12,12 +12,7 @@ import pytest
 from swiftjax.converters.hf_source import HfSource
 from swiftjax.converters.load import load_checkpoint
 from swiftjax.errors import CheckpointError, UnsupportedError
-from tests.tiny_checkpoints import (
-    tiny_config,
-    tiny_tensors,
-    write_checkpoint,
-    write_safetensors,
-)
+from tests.tiny_checkpoints import tiny_config, tiny_tensors, write_checkpoint, write_safetensors
 
 INDEX = "model.safetensors.index.json"
 SECOND = "model-00002-of-00002.safetensors"
