@@ -57,9 +57,11 @@ class GgufSource:
         header = read_header(path)
         self._metadata = header.metadata
         self._stored = {hf_name(name): tensor for name, tensor in header.tensors.items()}
+        if len(self._stored) < len(header.tensors):
+            raise CheckpointError(f"{path} has tensors under both GGUF and Hugging Face names")
         self._permuted = header.metadata.get("general.architecture") == "llama"
         factors = self._stored.pop(ROPE_FACTORS, None)
-        rope_factors = None if factors is None else self._dequantize(ROPE_FACTORS, factors)
+        rope_factors = None if factors is None else self._dequantize(ROPE_FACTORS, factors).ravel()
         with self._naming_the_file():
             self.config: Mapping[str, Any] = hf_config(
                 header.metadata, header.tensors, rope_factors

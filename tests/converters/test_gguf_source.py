@@ -125,6 +125,14 @@ def test_missing_unexpected_and_misshapen_are_listed_by_their_gguf_names(tmp_pat
         assert problem in str(caught.value).splitlines()
 
 
+def test_one_tensor_under_two_names(tmp_path: Path) -> None:
+    config = tiny_config()
+    extra = {"model.norm.weight": quantize(np.ones(32, np.float32), Q.F32)}
+    path = write_gguf(tmp_path / "x.gguf", config, tiny_tensors(config), extra=extra)
+    with pytest.raises(CheckpointError, match=r"x\.gguf has tensors under both"):
+        load_checkpoint(path, dtype=None)
+
+
 def test_names_go_both_ways() -> None:
     for family in ("llama", "qwen2", "qwen3"):
         config = tiny_config(family, attention_bias=True, mlp_bias=True)

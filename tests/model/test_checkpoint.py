@@ -128,6 +128,8 @@ def test_manifest_that_asks_for_huge_memory(native: Path) -> None:
     [
         ({"num_hidden_layers": 10**12}, CheckpointError),
         ({"hidden_size": "x"}, CheckpointError),
+        ({"hidden_size": 10**30}, CheckpointError),
+        ({"vocab_size": 2**40}, CheckpointError),
         ({"rope_parameters": 3}, CheckpointError),
         ({"model_type": "gpt2"}, UnsupportedError),
     ],
