@@ -1,4 +1,4 @@
-"""The values that the control plane and the data plane share: what a step computes and returns.
+"""The values that the control plane and the data plane share: what a step does and returns.
 
 On the host a Batch holds numpy arrays (built in `engine/batching.py`, the only place that pads);
 inside `jit` the same class is a pytree of traced arrays.
@@ -95,3 +95,18 @@ class Sampled(NamedTuple):
 
     token_ids: list[int]
     logprobs: list[float]
+
+
+class PageMove(NamedTuple):
+    """The pages of one sequence, leaving the device or coming back."""
+
+    request_id: str
+    page_ids: tuple[int, ...]
+
+
+class PageMoves(NamedTuple):
+    """Page traffic before a step: what goes out, what comes in, then host copies to drop."""
+
+    out: tuple[PageMove, ...] = ()
+    back: tuple[PageMove, ...] = ()
+    drop: tuple[str, ...] = ()

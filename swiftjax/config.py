@@ -303,6 +303,9 @@ class SchedulerConfig:
     max_num_seqs: int = 8
     max_num_batched_tokens: int = 512
     max_queue_len: int = 1024
+    policy: str = "fcfs"
+    victim_policy: str = "newest"
+    prefix_cache: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

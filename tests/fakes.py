@@ -1,16 +1,19 @@
 """A data plane that can be computed by hand: the next token is the last one plus one, modulo V."""
 
+import dataclasses
 import itertools
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
-from swiftjax.batch import Batch, Sampled
+from swiftjax.batch import Batch, PageMoves, Sampled
 from swiftjax.config import SchedulerConfig
 from swiftjax.engine.batching import make_buckets
 from swiftjax.engine.core import EngineCore, EngineLimits
 from swiftjax.engine.page_pool import PagePool
+from swiftjax.engine.preemption import PreemptionCosts
 from swiftjax.engine.request import GenerationConfig, Request, resolve_request
 from swiftjax.engine.rows import RowTable
 from swiftjax.engine.scheduler import Scheduler
@@ -34,9 +37,14 @@ class FakeRunner:
         self.vocab_size = vocab_size
         self.delay = delay  # seconds a step takes
         self.batches: list[Batch] = []
+        self.swapped: set[str] = set()
 
-    def dispatch(self, batch: Batch) -> FakePending:
-        """Compute at once."""
+    def dispatch(self, batch: Batch, moves: PageMoves) -> FakePending:
+        """Compute at once; pages on the host are remembered by name."""
+        for move in moves.out:
+            self.swapped.add(move.request_id)
+        for name in (*(move.request_id for move in moves.back), *moves.drop):
+            self.swapped.remove(name)
         self.batches.append(batch)
         time.sleep(self.delay)
         last = batch.token_ids[batch.sample_rows]
@@ -53,6 +61,10 @@ def make_fake_core(
     max_num_batched_tokens: int = 16,
     max_queue_len: int = 1024,
     eos_token_ids: tuple[int, ...] = (),
+    policy: str = "fcfs",
+    prefix_cache: bool = True,
+    costs: PreemptionCosts | None = None,
+    runner: FakeRunner | None = None,
     delay: float = 0.0,
     clock: Callable[[], float] = time.monotonic,
 ) -> EngineCore:
@@ -61,6 +73,8 @@ def make_fake_core(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         max_queue_len=max_queue_len,
+        policy=policy,
+        prefix_cache=prefix_cache,
     )
     max_pages = -(-max_model_len // page_size)
     buckets = make_buckets(
@@ -69,12 +83,52 @@ def make_fake_core(
         max_pages=max_pages,
     )
     return EngineCore(
-        Scheduler(config, PagePool(num_pages, page_size), RowTable(max_num_seqs, max_pages)),
-        FakeRunner(vocab_size, delay),
+        Scheduler(
+            config, PagePool(num_pages, page_size), RowTable(max_num_seqs, max_pages), costs=costs
+        ),
+        runner or FakeRunner(vocab_size, delay),
         buckets,
         EngineLimits(vocab_size, max_model_len, eos_token_ids),
         clock,
     )
+
+
+class ContextRunner(FakeRunner):
+    """Keeps a cache of token ids, so that a wrong page anywhere changes the answer.
+
+    The next token is a hash of all tokens the sequence attends to, read through its page table.
+    """
+
+    def __init__(self, vocab_size: int, num_pages: int, page_size: int) -> None:
+        super().__init__(vocab_size)
+        self.cache = np.full((num_pages, page_size), -1, np.int64)
+        self.host: dict[str, np.ndarray] = {}
+
+    def dispatch(self, batch: Batch, moves: PageMoves) -> FakePending:
+        """Move pages, write the new tokens to their slots, read the contexts back."""
+        super().dispatch(batch, moves)
+        self.host |= {m.request_id: self.cache[list(m.page_ids)] for m in moves.out}
+        for move in moves.back:
+            self.cache[list(move.page_ids)] = self.host.pop(move.request_id)
+        for name in moves.drop:
+            del self.host[name]
+        flat, num_slots = self.cache.reshape(-1), self.cache.size
+        live = batch.slot_mapping < num_slots
+        flat[batch.slot_mapping[live]] = batch.token_ids[live]
+        owner = np.searchsorted(batch.query_starts[1:], batch.sample_rows, side="right")
+        tokens = []
+        for i in np.minimum(owner, len(batch.context_lens) - 1):
+            context = self.cache[batch.page_table[i]].reshape(-1)[: batch.context_lens[i]]
+            tokens.append(context_hash(context.tolist(), self.vocab_size))
+        return FakePending(tokens)
+
+
+def context_hash(tokens: list[int], vocab_size: int) -> int:
+    """A token that depends on every token and on their order."""
+    value = 7
+    for token in tokens:
+        value = (value * 31 + token + 1) % 1_000_003
+    return value % vocab_size
 
 
 _ids = itertools.count()
@@ -88,9 +142,10 @@ def make_request(
     request_id: str | None = None,
     deadline: float | None = None,
     seed: int = 0,
+    **scheduling: Any,
 ) -> Request:
-    """A request checked against the core's limits."""
-    return resolve_request(
+    """A request checked against the core's limits; `scheduling` sets priority, client and salt."""
+    request = resolve_request(
         request_id or f"r{next(_ids)}",
         prompt,
         config or GenerationConfig(max_new_tokens=4),
@@ -101,6 +156,7 @@ def make_request(
         arrival_time=0.0,
         deadline=deadline,
     )
+    return dataclasses.replace(request, **scheduling)
 
 
 def run_to_end(core: EngineCore) -> dict[str, list[int]]:

@@ -9,6 +9,7 @@ from swiftjax.config import ModelConfig, SchedulerConfig
 from swiftjax.engine.batching import make_buckets
 from swiftjax.engine.core import EngineCore, EngineLimits
 from swiftjax.engine.page_pool import PagePool
+from swiftjax.engine.preemption import PreemptionCosts
 from swiftjax.engine.rows import RowTable
 from swiftjax.engine.scheduler import Scheduler
 from swiftjax.model.llama import random_params
@@ -61,6 +62,8 @@ def tiny_core(
     max_model_len: int = 512,
     max_num_seqs: int = 5,
     max_num_batched_tokens: int = 64,
+    prefix_cache: bool = True,
+    costs: PreemptionCosts | None = None,
 ) -> EngineCore:
     """A real engine core over the tiny model."""
     max_pages = -(-max_model_len // page_size)
@@ -70,10 +73,13 @@ def tiny_core(
         max_pages=max_pages,
     )
     config = SchedulerConfig(
-        max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        prefix_cache=prefix_cache,
     )
+    pool, rows = PagePool(num_pages, page_size), RowTable(max_num_seqs, max_pages)
     return EngineCore(
-        Scheduler(config, PagePool(num_pages, page_size), RowTable(max_num_seqs, max_pages)),
+        Scheduler(config, pool, rows, costs=costs),
         tiny_runner(num_pages=num_pages, page_size=page_size, max_model_len=max_model_len),
         buckets,
         EngineLimits(TINY.vocab_size, max_model_len, ()),

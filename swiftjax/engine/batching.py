@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from swiftjax.batch import SAMPLING_FIELDS, Batch, BatchShape, empty_batch
+from swiftjax.engine.plan import Plan
 from swiftjax.engine.rows import RowTable
-from swiftjax.engine.scheduler import Plan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

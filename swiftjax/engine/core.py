@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from swiftjax.batch import Batch, Sampled
+from swiftjax.batch import Batch, PageMoves, Sampled
 from swiftjax.engine.batching import Buckets, make_batch
 from swiftjax.engine.request import Request, StepOutput
 from swiftjax.engine.scheduler import Scheduler
@@ -28,8 +28,8 @@ class PendingTokens(Protocol):
 class Runner(Protocol):
     """The data plane, as the control plane sees it."""
 
-    def dispatch(self, batch: Batch) -> PendingTokens:
-        """Start one step; the KV cache advances with every call."""
+    def dispatch(self, batch: Batch, moves: PageMoves) -> PendingTokens:
+        """Move pages, then start one step; the KV cache advances with every call."""
         ...
 
 
@@ -90,7 +90,7 @@ class EngineCore:
             num_slots=num_slots,
         )
         num_rows = sum(work.samples for work in plan.work)
-        return self.scheduler.update(plan, self._runner.dispatch(batch).wait(num_rows))
+        return self.scheduler.update(plan, self._runner.dispatch(batch, plan.moves).wait(num_rows))
 
     @property
     def has_work(self) -> bool:

@@ -99,6 +99,9 @@ class Request:
     seed: int
     arrival_time: float
     deadline: float | None = None
+    priority: int = 0  # higher goes first, under the priority policy
+    client_id: str = ""  # whose turn it is, under the fair policy
+    cache_salt: str = ""  # cached pages are shared only between equal salts
 
 
 class StepOutput(NamedTuple):

@@ -1,51 +1,63 @@
 """Decides what the next step computes. Host only: plain Python, no arrays, no clock of its own.
 
-Rules: first come, first served. A step holds every running decode plus as much prefill as the
-token budget leaves, so a long prompt never stalls the others. A request is admitted when the pages
-for its longest possible answer can be promised to it; what runs therefore always finishes, and
-nothing is ever preempted. Same calls, same plans.
+A step holds every running decode plus as much prefill as the token budget leaves, so a long prompt
+never stalls the others. New requests start in the order of the queue policy, but only while nobody
+who was preempted waits to come back. When a running sequence lacks a page, a victim gives its own
+up. Same calls, same plans. The rules are drawn in docs/scheduler.md.
 """
 
-from collections import deque
-from typing import NamedTuple
+import heapq
+from collections import defaultdict
+from collections.abc import Callable
 
-from swiftjax.batch import Sampled
+from swiftjax.batch import PageMove, Sampled
 from swiftjax.config import SchedulerConfig
 from swiftjax.engine.page_pool import PagePool
+from swiftjax.engine.plan import Plan, PlanDraft
+from swiftjax.engine.policies import QUEUE_POLICIES, VICTIM_POLICIES, PolicyState
+from swiftjax.engine.preemption import PreemptionCosts
+from swiftjax.engine.prefix_cache import PageKeys
 from swiftjax.engine.request import FinishReason, Request, StepOutput
 from swiftjax.engine.rows import RowTable
 from swiftjax.engine.sequence import Sequence
+from swiftjax.engine.waiting_queue import WaitingQueue
 from swiftjax.errors import InvalidRequestError, QueueFullError
-
-
-class Work(NamedTuple):
-    """One sequence's share of a step: compute `num_new` tokens from position `start` on."""
-
-    sequence: Sequence
-    start: int
-    num_new: int
-    samples: bool  # False in the middle of a prompt
-
-
-class Plan(NamedTuple):
-    """One step, in the order of its rows."""
-
-    work: tuple[Work, ...]
-    admitted: tuple[Sequence, ...]  # sequences that took a row for this step
 
 
 class Scheduler:
     """Holds every sequence from submit to finish."""
 
-    def __init__(self, config: SchedulerConfig, pool: PagePool, rows: RowTable) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        pool: PagePool,
+        rows: RowTable,
+        *,
+        costs: PreemptionCosts | None = None,
+        salt: Callable[[Request], str] = lambda request: request.cache_salt,
+        model_version: str = "",
+    ) -> None:
+        """`salt` names what cached keys and values depend on besides the tokens of a request."""
         self.config = config
         self.pool = pool
         self.rows = rows
-        self._waiting: deque[Sequence] = deque()
-        self._running: list[Sequence] = []
+        self.costs = costs or PreemptionCosts()
+        self.num_preemptions = 0
+        self._salt = salt
+        self._served: dict[str, int] = defaultdict(int)
+        state = PolicyState(served_tokens=self._served)
+        self._waiting = WaitingQueue(QUEUE_POLICIES[config.policy], state)
+        self._victim = VICTIM_POLICIES[config.victim_policy]
+        self._keys = PageKeys(pool.page_size, model_version)
         self._by_id: dict[str, Sequence] = {}
+        self._running: dict[str, Sequence] = {}  # in the order of admission
+        self._preempted: dict[str, Sequence] = {}
+        self._deadlines: list[tuple[float, str]] = []
         self._ended: list[StepOutput] = []
-        self._promised = 0  # pages promised to running sequences and not yet taken
+        self._dropped: list[str] = []  # host copies nobody will ask for again
+        self._host_pages_used = 0
+        self._num_submitted = 0
+        self._preempt_asked = False
 
     @property
     def num_running(self) -> int:
@@ -54,13 +66,13 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Sequences not yet admitted."""
-        return len(self._waiting)
+        """Sequences that own no pages: not yet admitted, or preempted."""
+        return len(self._waiting) + len(self._preempted)
 
     @property
     def has_work(self) -> bool:
         """Whether a step would compute or report anything."""
-        return bool(self._running or self._waiting or self._ended)
+        return bool(self._by_id or self._ended)
 
     def submit(self, request: Request) -> None:
         """Queue a request.
@@ -70,7 +82,7 @@ class Scheduler:
         """
         if request.request_id in self._by_id:
             raise InvalidRequestError(f"request id {request.request_id!r} is already in use")
-        sequence = Sequence(request)
+        sequence = Sequence(request, self._num_submitted)
         capacity = self.pool.num_pages * self.pool.page_size
         if sequence.max_cached_len > capacity:
             raise InvalidRequestError(
@@ -82,46 +94,57 @@ class Scheduler:
             raise QueueFullError(
                 f"{len(self._waiting)} requests are waiting (max_queue_len); try again later"
             )
+        self._num_submitted += 1
         self._by_id[request.request_id] = sequence
-        self._waiting.append(sequence)
+        self._waiting.push(sequence)
+        if request.deadline is not None:
+            heapq.heappush(self._deadlines, (request.deadline, request.request_id))
 
     def abort(self, request_id: str, reason: FinishReason = "abort") -> None:
         """End a request wherever it stands and free its pages; an unknown id is ignored."""
         sequence = self._by_id.get(request_id)
-        if sequence is None:
-            return
-        if sequence.state == "waiting":
-            self._waiting.remove(sequence)
-        else:
-            self._running.remove(sequence)
-        self._finish(sequence)
-        self._ended.append(StepOutput(request_id, (), (), reason))
+        if sequence is not None:
+            self._finish(sequence)
+            self._ended.append(StepOutput(request_id, (), (), reason))
+
+    def preempt_next(self) -> None:
+        """Preempt one sequence in the next plan, though pages are not short; for tests.
+
+        Does nothing while only one runs, so that somebody always gets on.
+        """
+        self._preempt_asked = True
 
     def schedule(self, now: float) -> Plan:
         """Plan the next step and take its pages; `now` is compared with the deadlines."""
         self._expire(now)
-        budget = self.config.max_num_batched_tokens
-        work: list[Work] = []
-        # Decodes first: each is one token, and they are what running users wait for.
-        for sequence in sorted(self._running, key=lambda s: s.num_uncomputed > 1):
-            budget -= self._add(work, sequence, budget)
-        num_before = len(self._running)
-        while budget > 0 and self._waiting and self._admit(self._waiting[0]):
-            budget -= self._add(work, self._running[-1], budget)
-        return Plan(tuple(work), tuple(self._running[num_before:]))
+        draft = PlanDraft(self.config.max_num_batched_tokens)
+        num_preemptions = self.num_preemptions
+        if self._preempt_asked and len(self._running) > 1:
+            self._preempt(draft, self._victim(list(self._running.values())))
+        self._preempt_asked = False
+        self._plan_running(draft)
+        # Whoever was just preempted must not lose its pages to a newcomer, or come straight back.
+        if self.num_preemptions == num_preemptions:
+            self._plan_comebacks(draft)
+            if not self._preempted:
+                self._plan_newcomers(draft)
+        dropped, self._dropped = (self._dropped, []) if draft.work else ([], self._dropped)
+        return draft.finish(dropped)
 
     def update(self, plan: Plan, sampled: Sampled) -> list[StepOutput]:
         """Append the sampled tokens, finish what is done, and return what there is to tell."""
         outputs = self.take_ended()
         rows = zip(sampled.token_ids, sampled.logprobs, strict=True)
-        for sequence in (w.sequence for w in plan.work if w.samples):
+        for work in plan.work:
+            if not work.samples:
+                continue
+            sequence = work.sequence
             token_id, logprob = next(rows)
             sequence.token_ids.append(token_id)
             reason = sequence.finish_reason()
             request_id = sequence.request.request_id
             outputs.append(StepOutput(request_id, (token_id,), (logprob,), reason))
             if reason is not None:
-                self._running.remove(sequence)
                 self._finish(sequence)
         return outputs
 
@@ -131,58 +154,156 @@ class Scheduler:
         return ended
 
     def check_integrity(self) -> None:
-        """Assert that pages, promises and states agree; for tests and idle moments."""
-        self.pool.check_integrity()
-        held = [page for sequence in self._running for page in sequence.page_ids]
-        assert len(held) == len(set(held)) == self.pool.num_pages - self.pool.num_free
-        needs = [self.pool.pages_for(s.max_cached_len) - len(s.page_ids) for s in self._running]
-        assert sum(needs) == self._promised <= self.pool.num_free
-        assert all(not s.page_ids for s in self._waiting)
-        assert len(self._by_id) == len(self._running) + len(self._waiting)
+        """Assert that pages, rows and states agree; for tests and idle moments."""
+        running, preempted = self._running.values(), self._preempted.values()
+        self.pool.check_integrity(page for s in running for page in s.page_ids)
+        for sequence in running:
+            assert sequence.state == "running" and sequence.row >= 0
+            assert len(sequence.page_ids) == self.pool.pages_for(sequence.computed_len)
+        assert len({s.row for s in running}) == len(running)
+        for sequence in preempted:
+            assert sequence.state in ("swapped", "preempted") and not sequence.page_ids
+        assert sum(s.num_swapped for s in preempted) == self._host_pages_used
+        assert self._host_pages_used <= self.costs.host_pages or not preempted
+        assert len(self._by_id) == len(running) + len(preempted) + len(self._waiting)
 
     def _expire(self, now: float) -> None:
-        late = [
-            request_id
-            for request_id, sequence in self._by_id.items()
-            if sequence.request.deadline is not None and sequence.request.deadline <= now
-        ]
-        for request_id in late:
-            self.abort(request_id, "time_limit")
+        while self._deadlines and self._deadlines[0][0] <= now:
+            deadline, request_id = heapq.heappop(self._deadlines)
+            sequence = self._by_id.get(request_id)
+            # An id may have been used again after the request it names had ended.
+            if sequence is not None and sequence.request.deadline == deadline:
+                self.abort(request_id, "time_limit")
 
-    def _admit(self, sequence: Sequence) -> bool:
-        need = self.pool.pages_for(sequence.max_cached_len)
-        full = len(self._running) >= self.config.max_num_seqs
-        if full or need > self.pool.num_free - self._promised:
+    def _plan_running(self, draft: PlanDraft) -> None:
+        """Decodes first: each is one token, and they are what running users wait for."""
+        by_kind = sorted(self._running.values(), key=lambda s: s.num_uncomputed > 1)
+        for sequence in by_kind:
+            if sequence.state == "running":  # not made a victim further up
+                self._add(draft, sequence)
+
+    def _plan_comebacks(self, draft: PlanDraft) -> None:
+        """Let the preempted come back, the oldest first; the first that does not fit stops."""
+        for sequence in sorted(self._preempted.values(), key=lambda s: s.order):
+            if draft.budget <= 0 or len(self._running) >= self.config.max_num_seqs:
+                return
+            came_back = self._swap_in if sequence.state == "swapped" else self._start
+            if not came_back(draft, sequence):
+                return
+            del self._preempted[sequence.request.request_id]
+            self._add(draft, sequence)
+
+    def _plan_newcomers(self, draft: PlanDraft) -> None:
+        while draft.budget > 0 and len(self._running) < self.config.max_num_seqs:
+            sequence = self._waiting.peek()
+            if sequence is None or not self._start(draft, sequence):
+                return
+            self._waiting.remove(sequence)
+            self._add(draft, sequence)
+
+    def _start(self, draft: PlanDraft, sequence: Sequence) -> bool:
+        """Admit a sequence if the pages of all its tokens are there, those cached included."""
+        size, total = self.pool.page_size, len(sequence.token_ids)
+        cached: list[int] = []
+        if self._may_reuse(sequence):
+            self._keys.extend(sequence.page_keys, sequence.token_ids, self._salt(sequence.request))
+            # The last token is always computed: its logits are what the next one is drawn from.
+            cached = self.pool.take_published(sequence.page_keys[: (total - 1) // size])
+        if self.pool.pages_for(total) - len(cached) > self.pool.num_free:
+            self.pool.release(cached)
             return False
-        self._promised += need
-        self._waiting.popleft()
-        sequence.state = "running"
-        self.rows.admit(sequence)
-        self._running.append(sequence)
+        sequence.page_ids = cached
+        sequence.computed_len = len(cached) * size
+        if sequence.state == "waiting":
+            sequence.num_cached = sequence.computed_len
+        self._run(draft, sequence)
         return True
 
-    def _add(self, work: list[Work], sequence: Sequence, budget: int) -> int:
-        """Plan up to `budget` tokens of a sequence; returns how many."""
-        num_new = min(sequence.num_uncomputed, budget)
-        if num_new <= 0:
-            return 0
-        end = sequence.computed_len + num_new
-        missing = self.pool.pages_for(end) - len(sequence.page_ids)
-        pages = self.pool.allocate(missing)
-        assert pages is not None, "a promised page was not there"
-        self._promised -= missing
-        sequence.page_ids += pages
-        self.rows.set_pages(sequence, len(sequence.page_ids) - missing)
-        work.append(Work(sequence, sequence.computed_len, num_new, end == sequence.total_len))
-        sequence.computed_len = end
-        return num_new
+    def _swap_in(self, draft: PlanDraft, sequence: Sequence) -> bool:
+        pages = self.pool.allocate(sequence.num_swapped)
+        if pages is None:
+            return False
+        draft.back.append(PageMove(sequence.request.request_id, tuple(pages)))
+        self._host_pages_used -= sequence.num_swapped
+        sequence.num_swapped = 0
+        sequence.page_ids = pages
+        self._run(draft, sequence)
+        return True
 
-    def _finish(self, sequence: Sequence) -> None:
-        if sequence.state == "running":
-            need = self.pool.pages_for(sequence.max_cached_len)
-            self._promised -= need - len(sequence.page_ids)
-            self.rows.release(sequence)
+    def _run(self, draft: PlanDraft, sequence: Sequence) -> None:
+        sequence.state = "running"
+        self._running[sequence.request.request_id] = sequence
+        self.rows.admit(sequence)
+        draft.admitted.append(sequence)
+
+    def _add(self, draft: PlanDraft, sequence: Sequence) -> None:
+        """Plan as many tokens of a running sequence as the budget and the pages allow."""
+        start = sequence.computed_len
+        num_new = min(len(sequence.token_ids) - start, draft.budget)
+        if num_new <= 0:
+            return
+        missing = self.pool.pages_for(start + num_new) - len(sequence.page_ids)
+        if missing > 0 and not self._take_pages(draft, sequence, missing):
+            return
+        draft.add(sequence, num_new)
+        self._served[sequence.request.client_id] += num_new
+        if sequence.computed_len // self.pool.page_size > start // self.pool.page_size:
+            self._publish(sequence, start // self.pool.page_size)
+
+    def _take_pages(self, draft: PlanDraft, sequence: Sequence, count: int) -> bool:
+        """Give a sequence more pages, at the cost of others if need be; False if it must wait."""
+        while (pages := self.pool.allocate(count)) is None:
+            candidates = [s for s in self._running.values() if not draft.is_planned(s)]
+            victim = self._victim(candidates)
+            if victim is sequence and draft.work:
+                return False  # the others get on, so it may keep what it has and wait a step
+            self._preempt(draft, victim)
+            if victim is sequence:
+                return False
+        sequence.page_ids += pages
+        self.rows.set_pages(sequence, len(sequence.page_ids) - count)
+        return True
+
+    def _preempt(self, draft: PlanDraft, sequence: Sequence) -> None:
+        request_id, num_pages = sequence.request.request_id, len(sequence.page_ids)
+        self.num_preemptions += 1
+        if self.costs.prefers_swap(num_pages, sequence.computed_len, self._host_pages_used):
+            draft.out.append(PageMove(request_id, tuple(sequence.page_ids)))
+            self._host_pages_used += num_pages
+            sequence.num_swapped = num_pages
+            sequence.state = "swapped"
+        else:
+            sequence.computed_len = 0
+            sequence.state = "preempted"
+        self._stop_running(sequence)
+        self._preempted[request_id] = sequence
+
+    def _publish(self, sequence: Sequence, first: int) -> None:
+        """Let others find the pages that are full now; they are written before anyone reads."""
+        if self._may_reuse(sequence):
+            self._keys.extend(sequence.page_keys, sequence.token_ids, self._salt(sequence.request))
+            for i in range(first, sequence.computed_len // self.pool.page_size):
+                self.pool.publish(sequence.page_ids[i], sequence.page_keys[i])
+
+    def _may_reuse(self, sequence: Sequence) -> bool:
+        return self.config.prefix_cache
+
+    def _stop_running(self, sequence: Sequence) -> None:
+        del self._running[sequence.request.request_id]
+        self.rows.release(sequence)
         self.pool.release(sequence.page_ids)
         sequence.page_ids = []
+
+    def _finish(self, sequence: Sequence) -> None:
+        request_id = sequence.request.request_id
+        if sequence.state == "running":
+            self._stop_running(sequence)
+        elif sequence.state == "waiting":
+            self._waiting.remove(sequence)
+        else:
+            del self._preempted[request_id]
+        if sequence.state == "swapped":
+            self._host_pages_used -= sequence.num_swapped
+            self._dropped.append(request_id)
         sequence.state = "finished"
-        del self._by_id[sequence.request.request_id]
+        del self._by_id[request_id]

@@ -1,26 +1,42 @@
 """The engine's mutable record of one request.
 
-Only the scheduler changes a Sequence. Invariant: `0 <= computed_len <= total_len`, and
-`len(page_ids) == ceil(computed_len / page_size)` between steps.
+Only the scheduler changes a Sequence. Invariants: `0 <= computed_len <= total_len`; while it runs
+it owns `ceil(computed_len / page_size)` pages and one row; in any other state it owns neither.
 """
 
 from typing import Literal
 
 from swiftjax.engine.request import FinishReason, Request
 
-SequenceState = Literal["waiting", "running", "finished"]
+# preempted: its tokens are kept; its pages are on the host ("swapped") or must be computed again
+SequenceState = Literal["waiting", "running", "swapped", "preempted", "finished"]
 
 
 class Sequence:
     """Tokens, pages and progress of one request."""
 
-    __slots__ = ("computed_len", "page_ids", "request", "row", "state", "token_ids")
+    __slots__ = (
+        "computed_len",
+        "num_cached",
+        "num_swapped",
+        "order",
+        "page_ids",
+        "page_keys",
+        "request",
+        "row",
+        "state",
+        "token_ids",
+    )
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, order: int) -> None:
         self.request = request
+        self.order = order  # of submission; decides ties and victims
         self.token_ids: list[int] = list(request.prompt_token_ids)
         self.page_ids: list[int] = []
+        self.page_keys: list[bytes] = []  # of the full pages whose tokens are known
         self.computed_len = 0
+        self.num_cached = 0  # prompt tokens found in the prefix cache when first admitted
+        self.num_swapped = 0  # pages of it that lie on the host
         self.row = -1  # its row in the RowTable while it runs
         self.state: SequenceState = "waiting"
 
@@ -37,7 +53,7 @@ class Sequence:
     @property
     def num_uncomputed(self) -> int:
         """Tokens whose keys and values are not in the cache yet; 1 for a decode."""
-        return self.total_len - self.computed_len
+        return len(self.token_ids) - self.computed_len
 
     @property
     def max_cached_len(self) -> int:
@@ -48,6 +64,6 @@ class Sequence:
         """Whether the newest token ends the answer."""
         if self.token_ids[-1] in self.request.stop_token_ids:
             return "stop"
-        if self.total_len - self.prompt_len >= self.request.max_new_tokens:
+        if len(self.token_ids) - self.prompt_len >= self.request.max_new_tokens:
             return "length"
         return None

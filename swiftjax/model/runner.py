@@ -17,13 +17,16 @@ from jax import lax
 from jaxtyping import Array, Int
 
 from swiftjax import kernels
-from swiftjax.batch import Batch, BatchShape, Sampled
+from swiftjax.batch import Batch, BatchShape, PageMoves, Sampled
 from swiftjax.config import ModelConfig
 from swiftjax.model.kv_cache import KVCache, make_kv_cache
+from swiftjax.model.kv_swap import KVSwap
 from swiftjax.model.llama import Llama
 from swiftjax.model.packing import pack, packed_size, unpack
 from swiftjax.model.rope import RopeTable, make_rope_table
 from swiftjax.model.sampling import sample
+
+NO_MOVES = PageMoves()
 
 
 class DeviceTokens:
@@ -82,6 +85,7 @@ class ModelRunner:
         self._model = model
         self._kv_cache = kv_cache
         self._compiled: dict[BatchShape, jax.stages.Compiled] = {}
+        self._swap: KVSwap | None = None
 
     @property
     def num_compiles(self) -> int:
@@ -102,8 +106,13 @@ class ModelRunner:
                     progress(done, len(todo))
         return time.monotonic() - start
 
-    def dispatch(self, batch: Batch) -> DeviceTokens:
-        """Start one step without waiting for it; compiles its shape if that has not happened."""
+    def dispatch(self, batch: Batch, moves: PageMoves = NO_MOVES) -> DeviceTokens:
+        """Move pages and start one step, without waiting for either.
+
+        Compiles what has not been compiled yet.
+        """
+        if moves != NO_MOVES:
+            self._kv_cache = self._swapper().apply(self._kv_cache, moves)
         shape = BatchShape(
             num_tokens=len(batch.token_ids),
             num_seqs=len(batch.context_lens),
@@ -112,6 +121,11 @@ class ModelRunner:
         step = self._compiled.get(shape) or self._compile(shape)
         sampled, self._kv_cache = step(self._model.params, self._kv_cache, pack(batch))
         return DeviceTokens(sampled)
+
+    def _swapper(self) -> KVSwap:
+        if self._swap is None:
+            self._swap = KVSwap(self._kv_cache)
+        return self._swap
 
     def _compile(self, shape: BatchShape) -> jax.stages.Compiled:
         lowered = self.lower(shape)

@@ -1,9 +1,6 @@
 """The scheduler and the core over a data plane that can be computed by hand."""
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from swiftjax.engine.request import GenerationConfig
 from swiftjax.errors import InvalidRequestError, QueueFullError
@@ -123,66 +120,3 @@ def test_b042_pages_at_multiples_of_the_page_size(prompt_len: int, page_size: in
         assert used == -(-(prompt_len + k - 1) // page_size)
     core.step()
     assert core.stats().num_free_pages == core.stats().num_pages
-
-
-class EngineMachine(RuleBasedStateMachine):
-    """Submit, step, abort and let deadlines pass in any order; nothing is lost or leaked."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = 0.0
-        self.core = make_fake_core(
-            num_pages=12, page_size=4, max_model_len=40, max_num_seqs=3,
-            max_num_batched_tokens=7, clock=lambda: self.now,
-        )  # fmt: skip
-        self.oracle: dict[str, list[int]] = {}
-        self.tokens: dict[str, list[int]] = {}
-        self.ended: dict[str, str] = {}
-
-    @rule(
-        prompt=st.lists(st.integers(0, 99), min_size=1, max_size=25),
-        new=st.integers(1, 12),
-        patience=st.none() | st.integers(1, 30),
-    )
-    def submit(self, prompt: list[int], new: int, patience: int | None) -> None:
-        deadline = None if patience is None else self.now + patience
-        config = GenerationConfig(max_new_tokens=new)
-        request = make_request(self.core, prompt, config, deadline=deadline)
-        self.core.submit(request)
-        self.oracle[request.request_id] = count_up(prompt[-1], request.max_new_tokens, 100)
-        self.tokens[request.request_id] = []
-
-    @rule()
-    def step(self) -> None:
-        self.now += 1.0
-        for output in self.core.step():
-            assert output.request_id not in self.ended, "told about after its end"
-            self.tokens[output.request_id] += output.token_ids
-            if output.finish_reason is not None:
-                self.ended[output.request_id] = output.finish_reason
-
-    @precondition(lambda self: self.oracle)
-    @rule(data=st.data())
-    def abort(self, data: st.DataObject) -> None:
-        self.core.abort(data.draw(st.sampled_from(sorted(self.oracle))))
-
-    @invariant()
-    def nothing_leaks(self) -> None:
-        self.core.scheduler.check_integrity()
-
-    @invariant()
-    def every_stream_is_a_prefix(self) -> None:
-        for request_id, tokens in self.tokens.items():
-            assert tokens == self.oracle[request_id][: len(tokens)]
-            if self.ended.get(request_id) == "length":
-                assert tokens == self.oracle[request_id]
-
-    def teardown(self) -> None:
-        while self.core.has_work:
-            self.step()
-        assert set(self.ended) == set(self.oracle), "a request never ended"
-        assert self.core.stats().num_free_pages == self.core.stats().num_pages
-
-
-TestEngineMachine = EngineMachine.TestCase
-TestEngineMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -1,0 +1,49 @@
+"""The queue of requests that have not started: a heap under a policy, so that no step sorts it.
+
+Keys may rise while a request waits (a fair policy's do); an entry is checked when it reaches the
+top. Called by the scheduler only.
+"""
+
+import heapq
+from typing import Any
+
+from swiftjax.engine.policies import PolicyState, QueuePolicy
+from swiftjax.engine.sequence import Sequence
+
+
+class WaitingQueue:
+    """Sequences in state "waiting", the next one on top; O(log n) a push or pop."""
+
+    def __init__(self, policy: QueuePolicy, state: PolicyState) -> None:
+        self._policy = policy
+        self._state = state
+        self._heap: list[tuple[Any, int, Sequence]] = []
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def push(self, sequence: Sequence) -> None:
+        """Queue a sequence."""
+        self._count += 1
+        heapq.heappush(self._heap, (self._key(sequence), sequence.order, sequence))
+
+    def peek(self) -> Sequence | None:
+        """The sequence that goes next, left in place."""
+        while self._heap:
+            key, order, sequence = self._heap[0]
+            if sequence.state != "waiting":  # it was removed
+                heapq.heappop(self._heap)
+                continue
+            current = self._key(sequence)
+            if current == key:
+                return sequence
+            heapq.heapreplace(self._heap, (current, order, sequence))
+        return None
+
+    def remove(self, sequence: Sequence) -> None:
+        """Forget a sequence whose state the caller changes; its entry goes when it surfaces."""
+        self._count -= 1
+
+    def _key(self, sequence: Sequence) -> Any:
+        return self._policy(sequence.request, self._state)

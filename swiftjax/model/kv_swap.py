@@ -1,0 +1,76 @@
+"""Pages to pinned host memory and back, in chunks of a fixed size so that nothing is compiled late.
+
+One gather and one copy per chunk, over all layers, not one per page. Host copies are kept by
+request id until they are taken back or dropped. Called by the runner before a step.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from swiftjax.batch import PageMove, PageMoves
+from swiftjax.model.kv_cache import KVCache
+
+PAGES_PER_CHUNK = 16
+
+
+class KVSwap:
+    """Moves pages of one cache; a copy that was dispatched may still be on its way."""
+
+    def __init__(self, kv_cache: KVCache) -> None:
+        pages = kv_cache.keys[0]
+        self._num_pages = pages.shape[0]
+        device = next(iter(pages.devices()))
+        kinds = {memory.kind for memory in device.addressable_memories()}
+        kind = "pinned_host" if "pinned_host" in kinds else None
+        self._host = jax.sharding.SingleDeviceSharding(device, memory_kind=kind)
+        self._device = jax.sharding.SingleDeviceSharding(device)
+        self._copies: dict[str, list[Array]] = {}
+        ids = jax.ShapeDtypeStruct((PAGES_PER_CHUNK,), jnp.int32)
+        self._gather = jax.jit(gather_pages).lower(kv_cache, ids).compile()
+        chunk = jax.eval_shape(gather_pages, kv_cache, ids)
+        self._scatter = jax.jit(scatter_pages, donate_argnums=0).lower(kv_cache, ids, chunk)
+        self._scatter = self._scatter.compile()
+
+    @property
+    def num_copies(self) -> int:
+        """Sequences whose pages lie on the host."""
+        return len(self._copies)
+
+    def apply(self, kv_cache: KVCache, moves: PageMoves) -> KVCache:
+        """Move out, then in, then drop; the cache that comes back replaces the one given."""
+        for move in moves.out:
+            self._copies[move.request_id] = [
+                jax.device_put(self._gather(kv_cache, ids), self._host)
+                for ids in self._chunks(move, padding=0)
+            ]
+        for move in moves.back:
+            chunks = self._copies.pop(move.request_id)
+            for ids, chunk in zip(self._chunks(move, self._num_pages), chunks, strict=True):
+                kv_cache = self._scatter(kv_cache, ids, jax.device_put(chunk, self._device))
+        for request_id in moves.drop:
+            del self._copies[request_id]
+        return kv_cache
+
+    @staticmethod
+    def _chunks(move: PageMove, padding: int) -> list[np.ndarray]:
+        count = -(-len(move.page_ids) // PAGES_PER_CHUNK) * PAGES_PER_CHUNK
+        ids = np.full(count, padding, np.int32)
+        ids[: len(move.page_ids)] = move.page_ids
+        return list(ids.reshape(-1, PAGES_PER_CHUNK))
+
+
+def gather_pages(kv_cache: KVCache, ids: Int[Array, " C"]) -> Float[Array, "2L C K S H"]:
+    """Copy some pages of all layers, keys first."""
+    return jnp.stack([pages[ids] for pages in (*kv_cache.keys, *kv_cache.values)])
+
+
+def scatter_pages(
+    kv_cache: KVCache, ids: Int[Array, " C"], chunk: Float[Array, "2L C K S H"]
+) -> KVCache:
+    """Write them back; an id past the end of the pool is padding and writes nothing."""
+    pools = (*kv_cache.keys, *kv_cache.values)
+    pools = [pool.at[ids].set(chunk[i], mode="drop") for i, pool in enumerate(pools)]
+    layers = len(kv_cache.keys)
+    return KVCache(keys=tuple(pools[:layers]), values=tuple(pools[layers:]))

@@ -1,0 +1,109 @@
+"""The same request gives the same answer: preempted, swapped, chunked, cold or warm cache."""
+
+import numpy as np
+import pytest
+
+from swiftjax.engine.core import EngineCore
+from swiftjax.engine.preemption import PreemptionCosts
+from swiftjax.engine.request import GenerationConfig
+from tests.fakes import make_request
+from tests.model.test_engine_numerics import prompt_of
+from tests.tiny import tiny_core
+
+ALWAYS_SWAP = PreemptionCosts(host_pages=100, seconds_per_token=1.0)
+GREEDY = GenerationConfig(max_new_tokens=30)
+SEEDED = GenerationConfig(max_new_tokens=30, temperature=1.0, seed=7)
+
+
+def answers(
+    core: EngineCore, prompts: list[list[int]], config: GenerationConfig, preempt_every: int = 0
+) -> list[tuple[list[int], list[float]]]:
+    """Tokens and log-probabilities per prompt; optionally every so many steps one is preempted."""
+    requests = [make_request(core, prompt, config) for prompt in prompts]
+    results: dict[str, tuple[list[int], list[float]]] = {r.request_id: ([], []) for r in requests}
+    for request in requests:
+        core.submit(request)
+    steps = 0
+    while core.has_work:
+        steps += 1
+        if preempt_every and steps % preempt_every == 0:
+            core.scheduler.preempt_next()
+        for output in core.step():
+            results[output.request_id][0].extend(output.token_ids)
+            results[output.request_id][1].extend(output.logprobs)
+        core.scheduler.check_integrity()
+    assert core.stats().num_free_pages == core.stats().num_pages
+    return [results[r.request_id] for r in requests]
+
+
+def assert_same(
+    got: list[tuple[list[int], list[float]]], want: list[tuple[list[int], list[float]]]
+) -> None:
+    for (tokens, logprobs), (want_tokens, want_logprobs) in zip(got, want, strict=True):
+        assert tokens == want_tokens
+        np.testing.assert_allclose(logprobs, want_logprobs, atol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def roomy() -> EngineCore:
+    return tiny_core(num_pages=20, prefix_cache=False)
+
+
+@pytest.mark.parametrize("config", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+@pytest.mark.parametrize("chunk", [8, 1024])
+@pytest.mark.parametrize("swap", [False, True], ids=["recompute", "swap"])
+def test_b046_preemption_changes_nothing(
+    roomy: EngineCore, config: GenerationConfig, chunk: int, swap: bool
+) -> None:
+    """Seven pages for two sequences that need five each: same tokens, log-probabilities, order."""
+    prompts = [prompt_of(37, 1), prompt_of(37, 2)]
+    want = answers(roomy, prompts, config)
+    core = tiny_core(
+        num_pages=7,
+        max_num_batched_tokens=chunk,
+        prefix_cache=False,
+        costs=ALWAYS_SWAP if swap else None,
+    )
+    assert_same(answers(core, prompts, config), want)
+    natural = core.scheduler.num_preemptions
+    assert natural >= 1
+    assert_same(answers(core, prompts, config, preempt_every=3), want)
+    assert core.scheduler.num_preemptions > natural + 5
+
+
+@pytest.mark.parametrize("config", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+def test_cold_and_warm_prefix_cache_give_the_same(
+    roomy: EngineCore, config: GenerationConfig
+) -> None:
+    prompts = [prompt_of(37, 1), prompt_of(37, 1)[:33] + [5, 6], prompt_of(16, 3)]
+    want = answers(roomy, prompts, config)
+    core = tiny_core(num_pages=40)
+    assert_same(answers(core, prompts, config), want)  # the second shares the first one's pages
+    assert_same(answers(core, prompts, config), want)  # warm
+    assert core.scheduler.pool.num_idle > 0
+
+
+def test_second_turn_prefills_the_new_tokens_only() -> None:
+    """What a second turn computes is its new tokens plus at most page - 1."""
+    core = tiny_core(num_pages=40)
+    first = prompt_of(100)
+    [(tokens, _)] = answers(core, [first], GREEDY)
+    second = [*first, *tokens, *prompt_of(10)]
+    request = make_request(core, second, GenerationConfig(max_new_tokens=1))
+    core.submit(request)
+    computed = sum(w.num_new for w in core.scheduler.schedule(0.0).work)
+    # The last token of the first answer was never fed back, so it is new as well.
+    assert computed == len(second) - (len(first) + len(tokens) - 1) // 16 * 16
+    assert computed <= 10 + 1 + 15
+
+
+def test_salts_never_share_pages() -> None:
+    core = tiny_core(num_pages=40)
+    for salt in ("a", "b"):
+        core.submit(make_request(core, prompt_of(64), GREEDY, cache_salt=salt))
+    plan = core.scheduler.schedule(0.0)
+    assert [w.start for w in plan.work] == [0]  # the budget is 64: the first fills the step
+    core2 = tiny_core(num_pages=40, max_num_batched_tokens=256)
+    for salt in ("a", "b", "a"):
+        core2.submit(make_request(core2, prompt_of(64), GREEDY, cache_salt=salt))
+    assert [w.start for w in core2.scheduler.schedule(0.0).work] == [0, 0, 48]
