@@ -61,13 +61,13 @@ class KVSwap:
         return list(ids.reshape(-1, PAGES_PER_CHUNK))
 
 
-def gather_pages(kv_cache: KVCache, ids: Int[Array, " C"]) -> Float[Array, "2L C K S H"]:
+def gather_pages(kv_cache: KVCache, ids: Int[Array, " C"]) -> Float[Array, "pools C K S H"]:
     """Copy some pages of all layers, keys first."""
     return jnp.stack([pages[ids] for pages in (*kv_cache.keys, *kv_cache.values)])
 
 
 def scatter_pages(
-    kv_cache: KVCache, ids: Int[Array, " C"], chunk: Float[Array, "2L C K S H"]
+    kv_cache: KVCache, ids: Int[Array, " C"], chunk: Float[Array, "pools C K S H"]
 ) -> KVCache:
     """Write them back; an id past the end of the pool is padding and writes nothing."""
     pools = (*kv_cache.keys, *kv_cache.values)

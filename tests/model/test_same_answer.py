@@ -1,5 +1,7 @@
 """The same request gives the same answer: preempted, swapped, chunked, cold or warm cache."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -16,10 +18,14 @@ SEEDED = GenerationConfig(max_new_tokens=30, temperature=1.0, seed=7)
 
 
 def answers(
-    core: EngineCore, prompts: list[list[int]], config: GenerationConfig, preempt_every: int = 0
+    core: EngineCore, prompts: list[list[int]], preempt_every: int = 0
 ) -> list[tuple[list[int], list[float]]]:
-    """Tokens and log-probabilities per prompt; optionally every so many steps one is preempted."""
-    requests = [make_request(core, prompt, config) for prompt in prompts]
+    """Tokens and log-probabilities per prompt, greedy and seeded ones in turn.
+
+    Optionally one sequence is preempted every so many steps.
+    """
+    configs = itertools.cycle([GREEDY, SEEDED])
+    requests = [make_request(core, *pair) for pair in zip(prompts, configs, strict=False)]
     results: dict[str, tuple[list[int], list[float]]] = {r.request_id: ([], []) for r in requests}
     for request in requests:
         core.submit(request)
@@ -49,37 +55,31 @@ def roomy() -> EngineCore:
     return tiny_core(num_pages=20, prefix_cache=False)
 
 
-@pytest.mark.parametrize("config", [GREEDY, SEEDED], ids=["greedy", "seeded"])
 @pytest.mark.parametrize("chunk", [8, 1024])
 @pytest.mark.parametrize("swap", [False, True], ids=["recompute", "swap"])
-def test_b046_preemption_changes_nothing(
-    roomy: EngineCore, config: GenerationConfig, chunk: int, swap: bool
-) -> None:
+def test_b046_preemption_changes_nothing(roomy: EngineCore, chunk: int, swap: bool) -> None:
     """Seven pages for two sequences that need five each: same tokens, log-probabilities, order."""
     prompts = [prompt_of(37, 1), prompt_of(37, 2)]
-    want = answers(roomy, prompts, config)
+    want = answers(roomy, prompts)
     core = tiny_core(
         num_pages=7,
         max_num_batched_tokens=chunk,
         prefix_cache=False,
         costs=ALWAYS_SWAP if swap else None,
     )
-    assert_same(answers(core, prompts, config), want)
+    assert_same(answers(core, prompts), want)
     natural = core.scheduler.num_preemptions
     assert natural >= 1
-    assert_same(answers(core, prompts, config, preempt_every=3), want)
+    assert_same(answers(core, prompts, preempt_every=3), want)
     assert core.scheduler.num_preemptions > natural + 5
 
 
-@pytest.mark.parametrize("config", [GREEDY, SEEDED], ids=["greedy", "seeded"])
-def test_cold_and_warm_prefix_cache_give_the_same(
-    roomy: EngineCore, config: GenerationConfig
-) -> None:
+def test_cold_and_warm_prefix_cache_give_the_same(roomy: EngineCore) -> None:
     prompts = [prompt_of(37, 1), prompt_of(37, 1)[:33] + [5, 6], prompt_of(16, 3)]
-    want = answers(roomy, prompts, config)
+    want = answers(roomy, prompts)
     core = tiny_core(num_pages=40)
-    assert_same(answers(core, prompts, config), want)  # the second shares the first one's pages
-    assert_same(answers(core, prompts, config), want)  # warm
+    assert_same(answers(core, prompts), want)  # the second shares the first one's pages
+    assert_same(answers(core, prompts), want)  # warm
     assert core.scheduler.pool.num_idle > 0
 
 
@@ -87,7 +87,7 @@ def test_second_turn_prefills_the_new_tokens_only() -> None:
     """What a second turn computes is its new tokens plus at most page - 1."""
     core = tiny_core(num_pages=40)
     first = prompt_of(100)
-    [(tokens, _)] = answers(core, [first], GREEDY)
+    [(tokens, _)] = answers(core, [first])
     second = [*first, *tokens, *prompt_of(10)]
     request = make_request(core, second, GenerationConfig(max_new_tokens=1))
     core.submit(request)
