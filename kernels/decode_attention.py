@@ -1,14 +1,37 @@
 """Paged decode attention: one new token per sequence over its whole cached context.
 
 Called by the model in steps where every sequence has exactly one new token. The op's meaning is
-`reference.decode_attention`.
+`reference.decode_attention`. The GPU kernel splits every context over several programs (split-KV,
+as in flash-decoding) when there are too few sequences to fill the chip; a second kernel combines.
 """
 
+from dataclasses import dataclass
+from functools import partial
+
 import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
 from jaxtyping import Array, Float, Int32
 
-from swiftjax.kernels import reference, xla_attention
+from swiftjax.kernels import _triton, reference, xla_attention
 from swiftjax.kernels.implementation import Implementation, check_attention, choose_implementation
+from swiftjax.kernels.paged_tile import (
+    Keys,
+    Ref,
+    Softmax,
+    Tile,
+    accumulate,
+    dot,
+    empty_softmax,
+    load_rows,
+    normalise,
+    pl_range,
+    split_ranges,
+    store_rows,
+    trip_ranges,
+    visible,
+    walk,
+)
 
 
 def decode_attention(
@@ -28,19 +51,175 @@ def decode_attention(
 
     `window` counts tokens, the query's own included, 0 meaning all; the `sink_len` first tokens
     stay visible beyond it and are scored with `q_sink`. Slots at or past context_len may hold
-    anything. Raises ValueError for arguments that do not fit together.
+    anything. Raises ValueError for arguments that do not fit together, NotImplementedError for
+    shapes that the implementation lacks.
     """
     implementation = implementation or choose_implementation(jax.default_backend())
     check_attention(q, k_pages, window, sink_len, q_sink, implementation)
-    module = reference if implementation == "reference" else xla_attention
-    return module.decode_attention(
-        q,
-        k_pages,
-        v_pages,
-        page_table,
-        context_lens,
-        scale=scale,
+    arrays = (q, k_pages, v_pages, page_table, context_lens)
+    options = {"scale": scale, "window": window, "sink_len": sink_len, "q_sink": q_sink}
+    if implementation == "reference":
+        return reference.decode_attention(*arrays, **options)
+    if implementation == "xla":
+        return xla_attention.decode_attention(*arrays, **options)
+    return split_decode(*arrays, **options)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecodeConfig:
+    """Tile sizes: keys per trip, programs per (sequence, KV head), and the launch."""
+
+    block_k: int
+    num_splits: int
+    launch: _triton.Launch
+
+
+def choose_decode_config(
+    *, num_seqs: int, num_kv_heads: int, max_context: int, page_size: int, width: int, itemsize: int
+) -> DecodeConfig:
+    """Pick tile sizes, and splits enough to give every multiprocessor about four programs.
+
+    The numbers are those of one H200 (132 multiprocessors); benchmarks/NOTES.md has the trials.
+    """
+    size = _triton.fit_shared_memory(
+        _triton.TileSize(16, min(64, max(32, page_size)), 2),
+        width=width,
+        itemsize=itemsize,
+        min_rows=16,
+    )
+    wanted = 512 // (num_seqs * num_kv_heads)
+    # A split of less than two trips only adds work to the combination.
+    num_splits = max(1, min(wanted, 64, max_context // (2 * size.block_k)))
+    return DecodeConfig(
+        block_k=size.block_k,
+        num_splits=num_splits,
+        launch=_triton.Launch(num_warps=2, num_stages=size.num_stages),
+    )
+
+
+def split_decode(
+    q: Float[Array, "B N H"],
+    k_pages: Float[Array, "P K S H"],
+    v_pages: Float[Array, "P K S H"],
+    page_table: Int32[Array, "B M"],
+    context_lens: Int32[Array, " B"],
+    *,
+    scale: float,
+    window: int,
+    sink_len: int,
+    q_sink: Float[Array, "B N H"] | None,
+    config: DecodeConfig | None = None,
+) -> Float[Array, "B N H"]:
+    """Run the Triton implementation; benchmarks pass a `config`."""
+    num_seqs, num_heads, head_dim = q.shape
+    _, num_kv_heads, page_size, _ = k_pages.shape
+    config = config or choose_decode_config(
+        num_seqs=num_seqs,
+        num_kv_heads=num_kv_heads,
+        max_context=page_table.shape[1] * page_size,
+        page_size=page_size,
+        width=_triton.power_of_two(head_dim),
+        itemsize=k_pages.dtype.itemsize,
+    )
+    tile = Tile(
+        page_size=page_size,
+        head_dim=head_dim,
+        block_k=config.block_k,
         window=window,
         sink_len=sink_len,
-        q_sink=q_sink,
+        scale=scale,
     )
+    group, splits = num_heads // num_kv_heads, config.num_splits
+    rows = (num_seqs, num_heads, splits)
+    partials = [
+        jax.ShapeDtypeStruct((*rows, head_dim), jnp.float32),
+        jax.ShapeDtypeStruct(rows, jnp.float32),
+        jax.ShapeDtypeStruct(rows, jnp.float32),
+    ]
+    whole = [jax.ShapeDtypeStruct(q.shape, q.dtype)]
+    sinks = [] if q_sink is None else [q_sink]
+    outputs = _triton.launch(
+        partial(_decode_kernel, tile=tile, group=group, num_splits=splits),
+        [q, k_pages, v_pages, page_table, context_lens, *sinks],
+        whole if splits == 1 else partials,
+        name="decode_attention",
+        grid=(num_kv_heads, num_seqs, splits),
+        knobs=config.launch,
+    )
+    if splits == 1:
+        return outputs[0]
+    return _triton.launch(
+        partial(_combine_kernel, tile=tile, num_splits=splits),
+        outputs,
+        whole,
+        name="decode_attention_combine",
+        grid=(num_heads, num_seqs),
+        knobs=_triton.Launch(num_warps=2, num_stages=1),
+    )[0]
+
+
+def _decode_kernel(
+    q_ref: Ref,  # [B N H]
+    k_ref: Ref,  # [P K S H]
+    v_ref: Ref,
+    table_ref: Ref,  # [B M]
+    lens_ref: Ref,  # [B]
+    *refs: Ref,  # [q_sink [B N H]], then [out [B N H]] or partial out [B N Z H], peak, total
+    tile: Tile,
+    group: int,
+    num_splits: int,
+) -> None:
+    """Grid (K, B, Z): KV head, sequence, split. The query heads of a group are the tile's rows."""
+    head, seq, split = pl.program_id(0), pl.program_id(1), pl.program_id(2)
+    # Tensor cores need 16 rows; the surplus ones hold zeros and are not stored.
+    row = pl_range(max(16, _triton.power_of_two(group)))
+    live, heads = row < group, head * group + row
+    position = lens_ref[seq] - 1
+    q = load_rows(q_ref, (seq, heads), live, tile)
+    q_sink = load_rows(refs[0], (seq, heads), live, tile) if tile.sink_len else None
+
+    def visit(keys: Keys, state: Softmax, masked: bool) -> Softmax:
+        seen = visible(keys.position, position, position, tile) if masked else None
+        k = load_rows(k_ref, (keys.page, head, keys.offset), seen, tile)
+        v = load_rows(v_ref, (keys.page, head, keys.offset), seen, tile)
+        scores = dot(q, k.T)
+        if q_sink is not None:
+            is_sink = (keys.position < tile.sink_len)[None, :]
+            scores = jnp.where(is_sink, dot(q_sink, k.T), scores)
+        allowed = None if seen is None else jnp.broadcast_to(seen[None, :], scores.shape)
+        return accumulate(state, scores, allowed, v, tile)
+
+    ranges = split_ranges(trip_ranges(position, position, tile), split, num_splits)
+    state = empty_softmax(row.shape[0], tile.width)
+    state = walk(ranges, table_ref, seq, position, tile, visit, state)
+    if num_splits == 1:
+        store_rows(refs[-1], (seq, heads), normalise(state), live, tile)
+        return
+    out_ref, peak_ref, total_ref = refs[-3:]
+    store_rows(out_ref, (seq, heads, split), state.out, live, tile)
+    _triton.store(peak_ref.at[seq, heads, split], state.peak, mask=live)
+    _triton.store(total_ref.at[seq, heads, split], state.total, mask=live)
+
+
+def _combine_kernel(
+    part_ref: Ref,  # [B N Z H] float32, not normalised
+    peak_ref: Ref,  # [B N Z]
+    total_ref: Ref,  # [B N Z]
+    out_ref: Ref,  # [B N H]
+    *,
+    tile: Tile,
+    num_splits: int,
+) -> None:
+    """Grid (N, B): query head, sequence. A split without keys has peak MASKED and total 0."""
+    head, seq = pl.program_id(0), pl.program_id(1)
+    split = pl_range(_triton.power_of_two(num_splits))
+    live = split < num_splits
+    peaks = _triton.load(peak_ref.at[seq, head, split], mask=live, other=-jnp.inf)
+    totals = _triton.load(total_ref.at[seq, head, split], mask=live, other=0)
+    weights = jnp.exp2(peaks - peaks.max(axis=0))
+    parts = load_rows(part_ref, (seq, head, split), live, tile)
+    total = (weights * totals).sum(axis=0)
+    out = (weights[:, None] * parts).sum(axis=0) / jnp.where(total > 0, total, 1.0)
+    columns = pl_range(tile.width)
+    mask = columns < tile.head_dim
+    _triton.store(out_ref.at[seq, head, columns], out.astype(out_ref.dtype), mask=mask)

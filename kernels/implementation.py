@@ -6,36 +6,60 @@ builds an engine, so that a bad combination is refused before anything is launch
 
 from typing import Literal, get_args
 
+import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-Implementation = Literal["reference", "xla"]
+Implementation = Literal["reference", "xla", "triton"]
 IMPLEMENTATIONS: tuple[Implementation, ...] = get_args(Implementation)
+
+TRITON_DTYPES = ("bfloat16", "float16", "float32")
+TRITON_HEAD_DIMS = (16, 256)
+TRITON_PAGE_SIZES = (16, 32, 64, 128)
+TRITON_MAX_GROUP = 16
 
 
 def choose_implementation(platform: str) -> Implementation:
     """Name the implementation for a platform as `jax.Device.platform` spells it."""
-    del platform  # the portable one is the only fast one so far
-    return "xla"
+    return "triton" if platform in ("gpu", "cuda") else "xla"
 
 
 def check_supported(
-    implementation: Implementation, *, num_heads: int, num_kv_heads: int, head_dim: int
+    implementation: Implementation,
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    page_size: int,
+    dtype: DTypeLike,
 ) -> None:
-    """Refuse head counts that the implementation cannot compute.
+    """Refuse a model's numbers that the implementation cannot compute.
 
-    Raises ValueError for an unknown name or heads that do not divide.
+    Raises ValueError for what no implementation can do, NotImplementedError for what this one
+    lacks.
     """
-    if implementation not in IMPLEMENTATIONS:
-        raise ValueError(
-            f"implementation {implementation!r} is unknown; choose one of {IMPLEMENTATIONS}"
-        )
     if num_kv_heads < 1 or num_heads % num_kv_heads:
         raise ValueError(
             f"{num_heads} query heads are not a multiple of {num_kv_heads} KV heads; "
             "grouped-query attention needs whole groups"
         )
-    if head_dim < 1:
-        raise ValueError(f"head_dim is {head_dim}; it must be positive")
+    if implementation != "triton":
+        return
+    name = jnp.dtype(dtype).name
+    low, high = TRITON_HEAD_DIMS
+    refusals = {
+        f"dtype {name} (it computes {', '.join(TRITON_DTYPES)})": name not in TRITON_DTYPES,
+        f"head_dim {head_dim} (it computes {low} to {high})": not low <= head_dim <= high,
+        f"page_size {page_size} (it knows {TRITON_PAGE_SIZES})": page_size not in TRITON_PAGE_SIZES,
+        f"{num_heads // num_kv_heads} query heads per KV head (at most {TRITON_MAX_GROUP})": (
+            num_heads // num_kv_heads > TRITON_MAX_GROUP
+        ),
+    }
+    for refusal, applies in refusals.items():
+        if applies:
+            raise NotImplementedError(
+                f"the 'triton' implementation lacks {refusal}; use implementation='xla'"
+            )
 
 
 def check_attention(
@@ -58,4 +82,6 @@ def check_attention(
         num_heads=q.shape[1],
         num_kv_heads=k_pages.shape[1],
         head_dim=q.shape[2],
+        page_size=k_pages.shape[2],
+        dtype=k_pages.dtype,
     )

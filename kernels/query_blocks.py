@@ -11,26 +11,44 @@ from jaxtyping import Array, Int32
 
 
 class QueryBlocks(NamedTuple):
-    """Block i holds up to `block_q` tokens of sequence `sequence[i]`, from token `first[i]` on."""
+    """Block i holds tokens `first[i]` to `end[i]`, at most block_q of them, at known positions.
 
-    sequence: Int32[Array, " blocks"]
+    Padding tokens form a last sequence of context 0. Blocks that are not needed are empty.
+    """
+
+    sequence: Int32[Array, " blocks"]  # B for the padding
     first: Int32[Array, " blocks"]
-    count: Int32[Array, ""]  # blocks in use; the rest start at or past their sequence's end
+    end: Int32[Array, " blocks"]
+    position: Int32[Array, " blocks"]  # of token `first`; negative for the padding
+    count: Int32[Array, ""]  # blocks in use, which come first, in token order
 
 
 def query_blocks(
-    query_starts: Int32[Array, " starts"], num_tokens: int, block_q: int
+    query_starts: Int32[Array, " starts"],
+    context_lens: Int32[Array, " B"],
+    num_tokens: int,
+    block_q: int,
 ) -> QueryBlocks:
     """List the blocks in token order.
 
-    T // block_q + B blocks are enough for any mix: a sequence wastes less than one block.
+    T // block_q + B + 1 blocks are enough for any mix: a sequence, and the padding as the last
+    one, wastes less than one block.
     """
-    num_seqs = query_starts.shape[0] - 1
-    index = jnp.arange(num_tokens // block_q + num_seqs, dtype=jnp.int32)
-    per_sequence = (jnp.diff(query_starts) + (block_q - 1)) // block_q
+    starts = jnp.append(query_starts, jnp.int32(num_tokens))
+    contexts = jnp.append(context_lens, jnp.int32(0))
+    index = jnp.arange(num_tokens // block_q + contexts.shape[0], dtype=jnp.int32)
+    per_sequence = (jnp.diff(starts) + (block_q - 1)) // block_q
     ends = jnp.cumsum(per_sequence, dtype=jnp.int32)
-    sequence = jnp.searchsorted(ends, index, side="right").astype(jnp.int32)
-    sequence = jnp.minimum(sequence, num_seqs - 1)
+    # A comparison with all ends: jnp.searchsorted would be a loop driven by the host on a GPU.
+    sequence = (index[:, None] >= ends[None, :]).sum(axis=1, dtype=jnp.int32)
+    sequence = jnp.minimum(sequence, contexts.shape[0] - 1)
     first_block = ends[sequence] - per_sequence[sequence]
-    first = query_starts[sequence] + (index - first_block) * block_q
-    return QueryBlocks(sequence, first, ends[-1])
+    last = starts[sequence + 1]
+    first = jnp.minimum(starts[sequence] + (index - first_block) * block_q, last)
+    return QueryBlocks(
+        sequence=sequence,
+        first=first,
+        end=jnp.minimum(first + block_q, last),
+        position=contexts[sequence] - last + first,
+        count=ends[-1],
+    )

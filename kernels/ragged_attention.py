@@ -1,14 +1,38 @@
 """Paged attention for ragged batches: prefill chunks and decodes mixed, each with its own context.
 
 Called by the model in every step that is not decode-only, after the step's own keys and values were
-written to the pages. The op's meaning is `reference.ragged_attention`.
+written to the pages. The op's meaning is `reference.ragged_attention`. On the GPU one program
+serves a block of query tokens of one sequence for all query heads of one KV head.
 """
 
+from dataclasses import dataclass
+from functools import partial
+
 import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
 from jaxtyping import Array, Float, Int32
 
-from swiftjax.kernels import reference, xla_attention
+from swiftjax.kernels import _triton, reference, xla_attention
 from swiftjax.kernels.implementation import Implementation, check_attention, choose_implementation
+from swiftjax.kernels.paged_tile import (
+    Keys,
+    Ref,
+    Softmax,
+    Tile,
+    accumulate,
+    dot,
+    empty_softmax,
+    load_rows,
+    normalise,
+    pl_range,
+    store_rows,
+    trip_ranges,
+    visible,
+    walk,
+)
+from swiftjax.kernels.query_blocks import query_blocks
 
 
 def ragged_attention(
@@ -33,16 +57,146 @@ def ragged_attention(
     """
     implementation = implementation or choose_implementation(jax.default_backend())
     check_attention(q, k_pages, window, sink_len, q_sink, implementation)
-    module = reference if implementation == "reference" else xla_attention
-    return module.ragged_attention(
-        q,
-        k_pages,
-        v_pages,
-        page_table,
-        query_starts,
-        context_lens,
-        scale=scale,
+    arrays = (q, k_pages, v_pages, page_table, query_starts, context_lens)
+    options = {"scale": scale, "window": window, "sink_len": sink_len, "q_sink": q_sink}
+    if implementation == "reference":
+        return reference.ragged_attention(*arrays, **options)
+    if implementation == "xla":
+        return xla_attention.ragged_attention(*arrays, **options)
+    return block_attention(*arrays, **options)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RaggedConfig:
+    """Tile sizes: query rows (tokens times query heads of a group), keys per trip, the launch."""
+
+    rows: int
+    block_k: int
+    launch: _triton.Launch
+
+
+def choose_ragged_config(
+    *, num_tokens: int, num_seqs: int, group: int, width: int, itemsize: int
+) -> RaggedConfig:
+    """Pick tile sizes: large query blocks only where the mean chunk is long.
+
+    The numbers are those of one H200; benchmarks/NOTES.md has the trials.
+    """
+    long = num_tokens >= 1024 * num_seqs
+    size = _triton.fit_shared_memory(
+        _triton.TileSize(128, 64, 2) if long else _triton.TileSize(64, 64, 3),
+        width=width,
+        itemsize=itemsize,
+        min_rows=group,
+    )
+    return RaggedConfig(
+        rows=size.rows,
+        block_k=size.block_k,
+        launch=_triton.Launch(num_warps=4 if width <= 128 else 8, num_stages=size.num_stages),
+    )
+
+
+def block_attention(
+    q: Float[Array, "T N H"],
+    k_pages: Float[Array, "P K S H"],
+    v_pages: Float[Array, "P K S H"],
+    page_table: Int32[Array, "B M"],
+    query_starts: Int32[Array, " B+1"],
+    context_lens: Int32[Array, " B"],
+    *,
+    scale: float,
+    window: int,
+    sink_len: int,
+    q_sink: Float[Array, "T N H"] | None,
+    config: RaggedConfig | None = None,
+) -> Float[Array, "T N H"]:
+    """Run the Triton implementation; benchmarks pass a `config`."""
+    num_tokens, num_heads, head_dim = q.shape
+    _, num_kv_heads, page_size, _ = k_pages.shape
+    group = num_heads // num_kv_heads
+    padded_group = _triton.power_of_two(group)
+    config = config or choose_ragged_config(
+        num_tokens=num_tokens,
+        num_seqs=context_lens.shape[0],
+        group=padded_group,
+        width=_triton.power_of_two(head_dim),
+        itemsize=k_pages.dtype.itemsize,
+    )
+    tile = Tile(
+        page_size=page_size,
+        head_dim=head_dim,
+        block_k=config.block_k,
         window=window,
         sink_len=sink_len,
-        q_sink=q_sink,
+        scale=scale,
     )
+    blocks = query_blocks(query_starts, context_lens, num_tokens, config.rows // padded_group)
+    return _triton.launch(
+        partial(_ragged_kernel, tile=tile, group=group, rows=config.rows),
+        [
+            q,
+            k_pages,
+            v_pages,
+            page_table,
+            blocks.sequence,
+            blocks.first,
+            blocks.end,
+            blocks.position,
+            *([] if q_sink is None else [q_sink]),
+        ],
+        [jax.ShapeDtypeStruct(q.shape, q.dtype)],
+        name="ragged_attention",
+        grid=(num_kv_heads, blocks.first.shape[0]),
+        knobs=config.launch,
+    )[0]
+
+
+def _ragged_kernel(
+    q_ref: Ref,  # [T N H]
+    k_ref: Ref,  # [P K S H]
+    v_ref: Ref,
+    table_ref: Ref,  # [B M]
+    sequence_ref: Ref,  # [blocks], as the next three: see QueryBlocks
+    first_ref: Ref,
+    end_ref: Ref,
+    position_ref: Ref,
+    *refs: Ref,  # [q_sink [T N H]], out [T N H]
+    tile: Tile,
+    group: int,
+    rows: int,
+) -> None:
+    """Grid (K, blocks): KV head, query block. Rows are tokens times the group's query heads."""
+    head = pl.program_id(0)
+    # Later blocks of a prompt see more keys: start them first, so that the last programs are short.
+    block = pl.num_programs(1) - 1 - pl.program_id(1)
+    seq, first, end = sequence_ref[block], first_ref[block], end_ref[block]
+    padded_group = _triton.power_of_two(group)
+    row = pl_range(rows)
+    token = first + lax.div(row, jnp.int32(padded_group))
+    member = lax.rem(row, jnp.int32(padded_group))
+    live = (token < end) & (member < group)
+    index = (token, head * group + member)
+    lowest = position_ref[block]
+    last = lowest + end - first - 1
+    position = lowest + token - first
+    q = load_rows(q_ref, index, live, tile)
+    q_sink = load_rows(refs[0], index, live, tile) if tile.sink_len else None
+
+    def visit(keys: Keys, state: Softmax, masked: bool) -> Softmax:
+        seen = visible(keys.position, lowest, last, tile) if masked else None
+        k = load_rows(k_ref, (keys.page, head, keys.offset), seen, tile)
+        v = load_rows(v_ref, (keys.page, head, keys.offset), seen, tile)
+        scores = dot(q, k.T)
+        if q_sink is not None:
+            is_sink = (keys.position < tile.sink_len)[None, :]
+            scores = jnp.where(is_sink, dot(q_sink, k.T), scores)
+        allowed = None
+        if masked:
+            queries = position[:, None]
+            allowed = visible(keys.position[None, :], queries, queries, tile)
+        return accumulate(state, scores, allowed, v, tile)
+
+    state = empty_softmax(rows, tile.width)
+    ranges = trip_ranges(lowest, last, tile)
+    state = walk(ranges, table_ref, seq, last, tile, visit, state)
+    store_rows(refs[-1], index, normalise(state), live, tile)

@@ -83,7 +83,7 @@ def ragged_attention(
     num_kv_heads = k_pages.shape[1]
     group = num_heads // num_kv_heads
     block_q = choose_block_q(num_tokens, context_lens.shape[0])
-    blocks = query_blocks(query_starts, num_tokens, block_q)
+    blocks = query_blocks(query_starts, context_lens, num_tokens, block_q)
 
     def rows(x: Float[Array, "padded N H"], first: Int32[Array, ""]) -> Float[Array, "1 K X H"]:
         block = lax.dynamic_slice_in_dim(x, first, block_q).astype(jnp.float32) * scale
@@ -91,17 +91,15 @@ def ragged_attention(
         return block.reshape(1, num_kv_heads, block_q * group, head_dim)
 
     def one_block(i: Int32[Array, ""], out: Float[Array, "padded N H"]) -> Array:
-        first, seq = blocks.first[i], blocks.sequence[i]
-        tokens = first + jnp.arange(block_q, dtype=jnp.int32)
-        end = query_starts[seq + 1]
-        positions = jnp.where(tokens < end, context_lens[seq] - end + tokens, -1)
+        first, offsets = blocks.first[i], jnp.arange(block_q, dtype=jnp.int32)
+        positions = jnp.where(first + offsets < blocks.end[i], blocks.position[i] + offsets, -1)
         block = attend(
             rows(padded_q, first),
             None if padded_sink is None else rows(padded_sink, first),
             jnp.repeat(positions, group)[None],
             k_pages,
             v_pages,
-            lax.dynamic_slice_in_dim(page_table, seq, 1),
+            lax.dynamic_slice_in_dim(page_table, blocks.sequence[i], 1),
             Mask(window, sink_len),
         )
         block = block.reshape(num_kv_heads, block_q, group, head_dim).transpose(1, 0, 2, 3)

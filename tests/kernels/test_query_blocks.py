@@ -15,8 +15,8 @@ NUM_SEQS, NUM_TOKENS = 5, 160
 
 @functools.cache
 def compiled(block_q: int):
-    def run(starts: jax.Array) -> QueryBlocks:
-        return query_blocks(starts, NUM_TOKENS, block_q)
+    def run(starts: jax.Array, contexts: jax.Array) -> QueryBlocks:
+        return query_blocks(starts, contexts, NUM_TOKENS, block_q)
 
     return jax.jit(run)
 
@@ -27,10 +27,16 @@ def compiled(block_q: int):
 )
 def test_blocks_cover_each_token_once(new_lens: list[int], block_q: int) -> None:
     starts = np.concatenate([[0], np.cumsum(new_lens)]).astype(np.int32)
-    blocks = jax.tree.map(np.asarray, compiled(block_q)(jnp.asarray(starts)))
-    covered = np.zeros(NUM_TOKENS, int)
-    for i, (seq, first) in enumerate(zip(blocks.sequence, blocks.first, strict=True)):
-        tokens = np.arange(first, min(first + block_q, starts[seq + 1]))
-        assert (len(tokens) > 0) == (i < blocks.count)
-        covered[tokens] += 1
-    assert covered.tolist() == [1] * int(starts[-1]) + [0] * (NUM_TOKENS - int(starts[-1]))
+    contexts = np.asarray(new_lens, np.int32) + 100
+    arrays = compiled(block_q)(jnp.asarray(starts), jnp.asarray(contexts))
+    blocks = QueryBlocks(*map(np.asarray, arrays))
+    covered, positions = np.zeros(NUM_TOKENS, int), np.full(NUM_TOKENS, -1)
+    for i, (first, end) in enumerate(zip(blocks.first, blocks.end, strict=True)):
+        assert (end > first) == (i < blocks.count)
+        assert end - first <= block_q
+        covered[first:end] += 1
+        positions[first:end] = blocks.position[i] + np.arange(end - first)
+    assert covered.tolist() == [1] * NUM_TOKENS
+    expected = [100 + t for new in new_lens for t in range(new)]
+    assert positions[: len(expected)].tolist() == expected
+    assert (positions[len(expected) :] < 0).all()

@@ -1,0 +1,143 @@
+"""The seam to Pallas on Triton: the only file that imports `pallas.triton`.
+
+That backend is deprecated upstream since jax 0.11.0, so a move to another one should touch this
+file and the kernels' loads and stores, nothing else. On a CPU every kernel runs in interpret mode.
+Knows nothing about attention.
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plt
+
+# Upstream repeats its deprecation notice at every lowering; the plan for it is in this docstring.
+warnings.filterwarnings(
+    "ignore", message="The Pallas Triton backend is deprecated", category=DeprecationWarning
+)
+
+load = plt.load
+store = plt.store
+
+# Shared memory that one program may use, in bytes, by CUDA compute capability.
+SHARED_MEMORY: Mapping[str, int] = {
+    "8.0": 163 * 1024,
+    "8.6": 99 * 1024,
+    "8.9": 99 * 1024,
+    "9.0": 227 * 1024,
+}
+SMALLEST_SHARED_MEMORY = 99 * 1024
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Launch:
+    """How a kernel is launched: the two knobs that Triton has."""
+
+    num_warps: int
+    num_stages: int
+
+
+def is_interpreted() -> bool:
+    """Whether kernels run in the interpreter: there is no GPU to compile for."""
+    return jax.default_backend() == "cpu"
+
+
+def shared_memory_limit() -> int:
+    """Bytes of shared memory that a program may use on the default device."""
+    if is_interpreted():
+        return SHARED_MEMORY["9.0"]
+    capability = str(getattr(jax.devices()[0], "compute_capability", ""))
+    return SHARED_MEMORY.get(capability, SMALLEST_SHARED_MEMORY)
+
+
+class TileSize(NamedTuple):
+    """Query rows and keys of a tile, and how many trips' keys and values are in flight."""
+
+    rows: int
+    block_k: int
+    num_stages: int
+
+
+def shared_memory(size: TileSize, width: int, itemsize: int) -> int:
+    """Estimate the bytes of shared memory of an attention program with `width` wide heads."""
+    return (size.rows + 2 * size.num_stages * size.block_k) * width * itemsize
+
+
+def fit_shared_memory(size: TileSize, *, width: int, itemsize: int, min_rows: int) -> TileSize:
+    """Shrink a tile until its estimate is within the device's limit.
+
+    Raises NotImplementedError if the smallest one is still too large.
+    """
+    limit = shared_memory_limit()
+    while shared_memory(size, width, itemsize) > limit:
+        rows, block_k, num_stages = size
+        if num_stages > 2:
+            size = TileSize(rows, block_k, num_stages - 1)
+        elif block_k > 16:
+            size = TileSize(rows, block_k // 2, num_stages)
+        elif rows > max(16, min_rows):
+            size = TileSize(rows // 2, block_k, num_stages)
+        else:
+            raise NotImplementedError(
+                f"{rows} query rows of width {width} with {itemsize} bytes each do not fit into "
+                f"{limit} bytes of shared memory; use implementation='xla'"
+            )
+    return size
+
+
+def power_of_two(n: int) -> int:
+    """The smallest power of two that is at least n: Triton has no other tile sizes."""
+    return 1 << max(0, n - 1).bit_length()
+
+
+def exp2(x: jax.Array) -> jax.Array:
+    """Two to the power of x by the hardware's instruction, float32; tiny results become 0.
+
+    `jnp.exp2` lowers to a library call that also keeps denormals: four instructions more each.
+    """
+    if is_interpreted():
+        return jnp.exp2(x)
+    (out,) = plt.elementwise_inline_asm(
+        "ex2.approx.ftz.f32 $0, $1;",
+        args=[x],
+        constraints="=f,f",
+        pack=1,
+        result_shape_dtypes=[jax.ShapeDtypeStruct(x.shape, jnp.float32)],
+    )
+    return out
+
+
+def launch(
+    kernel: Callable[..., None],
+    arguments: Sequence[jax.Array],
+    outputs: Sequence[jax.ShapeDtypeStruct],
+    *,
+    name: str,
+    grid: tuple[int, ...],
+    knobs: Launch,
+    aliases: Mapping[int, int] | None = None,
+) -> tuple[jax.Array, ...]:
+    """Run `kernel(*argument_refs, *output_refs)` once per grid point; all refs are whole arrays.
+
+    The first grid axis varies fastest. `aliases` maps arguments to outputs that share their memory.
+    """
+    if math.prod(grid) == 0:
+        raise ValueError(f"kernel {name} has an empty grid {grid}")
+    whole = pl.BlockSpec(memory_space=pl.ANY)
+    call: Any = pl.pallas_call(
+        kernel,
+        out_shape=list(outputs),
+        grid=grid,
+        in_specs=[whole] * len(arguments),
+        out_specs=[whole] * len(outputs),
+        input_output_aliases=dict(aliases or {}),
+        compiler_params=plt.CompilerParams(num_warps=knobs.num_warps, num_stages=knobs.num_stages),
+        interpret=is_interpreted(),
+        name=name,
+    )
+    return tuple(call(*arguments))

@@ -1,0 +1,113 @@
+"""Every kernel lowers for CUDA without a GPU: interpret mode accepts what Triton refuses."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_mesh
+
+from swiftjax.kernels import _triton, decode_attention, ragged_attention, write_kv
+from swiftjax.kernels.decode_attention import choose_decode_config
+from swiftjax.kernels.ragged_attention import choose_ragged_config
+
+H200 = AbstractDevice(device_kind="NVIDIA H200", num_cores=132, platform="gpu")
+MESH = AbstractMesh((1,), ("x",), (AxisType.Auto,), abstract_device=H200)
+
+# (KV heads, group, head_dim, page_size, dtype, window, sink_len)
+MODELS = {
+    "llama3-8b": (8, 4, 128, 64, jnp.bfloat16, 0, 0),
+    "page 16": (8, 4, 128, 16, jnp.bfloat16, 0, 0),
+    "page 128": (8, 4, 128, 128, jnp.bfloat16, 0, 0),
+    "smollm2": (3, 3, 64, 32, jnp.float16, 0, 0),
+    "float32": (2, 1, 64, 16, jnp.float32, 0, 0),
+    "head 80": (4, 8, 80, 64, jnp.bfloat16, 0, 0),
+    "head 96": (4, 16, 96, 64, jnp.float16, 0, 0),
+    "head 256": (1, 8, 256, 64, jnp.bfloat16, 0, 0),
+    "head 256 float32": (1, 8, 256, 128, jnp.float32, 0, 0),
+    "window": (8, 4, 128, 64, jnp.bfloat16, 4096, 0),
+    "sinks": (8, 5, 128, 16, jnp.bfloat16, 1020, 4),
+}
+
+
+@pytest.fixture(autouse=True)
+def compile_for_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_triton, "is_interpreted", lambda: False)
+    monkeypatch.setattr(_triton, "shared_memory_limit", lambda: 227 * 1024)
+
+
+def cross_lower(f, *specs: jax.ShapeDtypeStruct) -> str:
+    with use_abstract_mesh(MESH):
+        return jax.jit(f).trace(*specs).lower(lowering_platforms=("cuda",)).as_text()
+
+
+def spec(*shape: int, dtype=jnp.int32) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+@pytest.mark.parametrize("num_seqs", [1, 64])
+@pytest.mark.parametrize("name", MODELS)
+def test_decode_attention_lowers(name: str, num_seqs: int) -> None:
+    heads, group, width, page, dtype, window, sink_len = MODELS[name]
+    q = spec(num_seqs, heads * group, width, dtype=dtype)
+    pages = spec(100, heads, page, width, dtype=dtype)
+    sinks = [q] if sink_len else []
+
+    def f(q, k, v, table, lens, q_sink=None):
+        return decode_attention(
+            q, k, v, table, lens, scale=0.1, window=window, sink_len=sink_len, q_sink=q_sink,
+            implementation="triton",
+        )  # fmt: skip
+
+    text = cross_lower(f, q, pages, pages, spec(num_seqs, 128), spec(num_seqs), *sinks)
+    # One kernel, and a second that combines the splits when the sequences alone are too few.
+    assert text.count("__gpu$xla.gpu.triton") == (1 if num_seqs * heads > 256 else 2)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_ragged_attention_lowers(name: str) -> None:
+    heads, group, width, page, dtype, window, sink_len = MODELS[name]
+    q = spec(512, heads * group, width, dtype=dtype)
+    pages = spec(100, heads, page, width, dtype=dtype)
+    sinks = [q] if sink_len else []
+
+    def f(q, k, v, table, starts, lens, q_sink=None):
+        return ragged_attention(
+            q, k, v, table, starts, lens, scale=0.1, window=window, sink_len=sink_len,
+            q_sink=q_sink, implementation="triton",
+        )  # fmt: skip
+
+    text = cross_lower(f, q, pages, pages, spec(8, 128), spec(9), spec(8), *sinks)
+    assert text.count("__gpu$xla.gpu.triton") == 1
+    assert "stablehlo.while" not in text
+
+
+@pytest.mark.parametrize("num_tokens", [1, 37, 512])
+@pytest.mark.parametrize("name", MODELS)
+def test_write_kv_lowers(name: str, num_tokens: int) -> None:
+    heads, _, width, page, dtype, _, _ = MODELS[name]
+    pages = spec(100, heads, page, width, dtype=dtype)
+    tokens = spec(num_tokens, heads, width, dtype=dtype)
+
+    def f(*arrays):
+        return write_kv(*arrays, implementation="triton")
+
+    text = cross_lower(f, pages, pages, tokens, tokens, spec(num_tokens))
+    assert text.count("__gpu$xla.gpu.triton") == 1
+
+
+@pytest.mark.parametrize("limit", _triton.SHARED_MEMORY.values())
+@pytest.mark.parametrize("name", MODELS)
+def test_chosen_tiles_fit_into_shared_memory(
+    name: str, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heads, group, width, page, dtype, _, _ = MODELS[name]
+    monkeypatch.setattr(_triton, "shared_memory_limit", lambda: limit)
+    size = {"width": _triton.power_of_two(width), "itemsize": jnp.dtype(dtype).itemsize}
+    decode = choose_decode_config(
+        num_seqs=4, num_kv_heads=heads, max_context=8192, page_size=page, **size
+    )
+    tile = _triton.TileSize(16, decode.block_k, decode.launch.num_stages)
+    assert _triton.shared_memory(tile, **size) <= limit
+    for num_tokens in (64, 8192):
+        ragged = choose_ragged_config(num_tokens=num_tokens, num_seqs=4, group=group, **size)
+        tile = _triton.TileSize(ragged.rows, ragged.block_k, ragged.launch.num_stages)
+        assert ragged.rows >= group and _triton.shared_memory(tile, **size) <= limit
