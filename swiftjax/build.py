@@ -78,7 +78,7 @@ def build_core(
     loaded = load_checkpoint(path, dtype=config.dtype, progress=progress)
     model = loaded.config
     sizes = _choose_sizes(config, model)
-    implementation = _choose_implementation(config.implementation, model)
+    implementation = _choose_implementation(config.implementation, model, sizes.page_size)
     plan = _plan_memory(config, model, loaded.params, sizes)
     runner = make_runner(
         model,
@@ -108,7 +108,9 @@ def build_core(
     return BuiltCore(core, tokenizer, model, runner, buckets, plan)
 
 
-def _choose_implementation(asked: str | None, model: ModelConfig) -> kernels.Implementation:
+def _choose_implementation(
+    asked: str | None, model: ModelConfig, page_size: int
+) -> kernels.Implementation:
     name = asked or kernels.choose_implementation(jax.default_backend())
     for implementation in kernels.IMPLEMENTATIONS:
         if implementation == name:
@@ -118,6 +120,8 @@ def _choose_implementation(asked: str | None, model: ModelConfig) -> kernels.Imp
                     num_heads=model.num_heads,
                     num_kv_heads=model.num_kv_heads,
                     head_dim=model.head_dim,
+                    page_size=page_size,
+                    dtype=model.dtype or "float32",
                 )
             except NotImplementedError as error:
                 raise UnsupportedError(str(error)) from error
