@@ -34,10 +34,10 @@ def swiftjax_worker() -> None:
 
     engine = Engine("smollm2-135m", dtype="float32")
     vocab_size = engine.built.model_config.vocab_size
-    prompt = np.random.default_rng(0).integers(3, vocab_size, PROMPT_TOKENS).tolist()
     generation = GenerationConfig(max_new_tokens=OUTPUT_TOKENS, ignore_eos=True, temperature=0.0)
     runs = []
-    for _ in range(1 + RUNS):
+    for seed in range(1 + RUNS):  # another prompt each time, so that no cache can help
+        prompt = np.random.default_rng(seed).integers(3, vocab_size, PROMPT_TOKENS).tolist()
         times, token_ids, start = [], [], time.perf_counter()
         request_id = engine.add_request(prompt, generation)
         while not engine.is_request_finished(request_id):
@@ -103,7 +103,7 @@ def make_records(answers: dict[str, list[dict[str, Any]]], command: str) -> list
         "workload": "one request", "model": "smollm2-135m", "dtype": "fp32", "batch": 1,
         "context": PROMPT_TOKENS, "output_tokens": OUTPUT_TOKENS, "threads": THREADS,
         "machine": cpu_name(), "python": platform.python_version(),
-        "commit": git("rev-parse", "--short", "HEAD") + ("+" if git("status", "-s") else ""),
+        "commit": commit(),
         "command": command, "date": datetime.date.today().isoformat(),
     }  # fmt: skip
     for engine in answers.values():
@@ -137,10 +137,16 @@ def cpu_name() -> str:
     return f"{name}, {len(os.sched_getaffinity(0))} CPUs"
 
 
+def commit() -> str:
+    """Short hash of the code that ran; a + says that it had uncommitted changes."""
+    changes = git("status", "--short", "--untracked-files=no", "--", ":!benchmarks/results")
+    return git("rev-parse", "--short", "HEAD") + ("+" if changes else "")
+
+
 def git(*args: str) -> str:
     """Output of a git command in this repository, '' outside one."""
     done = subprocess.run(
-        ["git", "-C", str(Path(__file__).parent), *args], capture_output=True, text=True
+        ["git", "-C", str(Path(__file__).parent.parent), *args], capture_output=True, text=True
     )
     return done.stdout.strip()
 

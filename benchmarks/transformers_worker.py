@@ -119,9 +119,11 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     model = load(args.gguf)
-    generator = np.random.default_rng(0)
-    prompt = generator.integers(3, model.config.vocab_size, args.prompt).tolist()
-    runs = [time_request(model, prompt, args.output) for _ in range(1 + args.runs)]
+    runs = []
+    for seed in range(1 + args.runs):  # the prompts of `swiftjax_worker`
+        generator = np.random.default_rng(seed)
+        prompt = generator.integers(3, model.config.vocab_size, args.prompt).tolist()
+        runs.append(time_request(model, prompt, args.output))
     versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
     print(json.dumps({"runs": runs[1:], "versions": versions}))
 
