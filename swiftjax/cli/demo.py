@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from swiftjax.cli.convert import convert_on_cpu
 from swiftjax.cli.loading import progress
 from swiftjax.cli.reporting import print_line
-from swiftjax.errors import DeadlineError, SwiftJaxError
+from swiftjax.errors import CheckpointError, DeadlineError, SwiftJaxError
 
 if TYPE_CHECKING:
     from swiftjax.serving.client import Client
 
 START_SECONDS = 300
 STOP_SECONDS = 60
+MAX_MODEL_LEN = 2048
 
 
 def demo(
@@ -39,29 +41,41 @@ def demo(
 
 
 def _prepare(model: str) -> Path:
-    """Convert the model into the cache, unless an earlier run has done so."""
-    from swiftjax.converters.convert import convert
+    """Convert the model into the cache, unless an earlier run has left it there in good order."""
     from swiftjax.converters.demo_model import default_cache_dir, resolve_model
 
     # float32: exact on a CPU, which has no fast arithmetic in anything shorter.
     checkpoint = default_cache_dir() / f"{Path(model).name}-float32"
-    if not checkpoint.exists():
+    checkpoint.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        _max_position(checkpoint)
+    except CheckpointError:
         with progress(f"fetching {model}", quiet=False):
             source = resolve_model(model)
-        with progress("converting", quiet=False) as report:
-            convert(source, checkpoint, dtype="float32", progress=report)
+        convert_on_cpu(source, checkpoint, dtype="float32", force=True, quiet=False)
     return checkpoint
+
+
+def _max_position(checkpoint: Path) -> int:
+    from swiftjax.converters.load import open_checkpoint
+
+    return open_checkpoint(checkpoint, dtype=None).config.max_position
 
 
 @contextmanager
 def _running_server(checkpoint: Path) -> Iterator[tuple["subprocess.Popen[bytes]", str]]:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "swiftjax.cli", "serve", str(checkpoint)]
     # Small enough to be warm within seconds, and no more of a GPU than it takes.
-    command += ["--grpc-port", str(port), "--max-num-seqs", "1", "--max-model-len", "2048"]
-    command += ["--max-num-batched-tokens", "128", "--gpu-memory-utilization", "0.5"]
-    server = subprocess.Popen(command)
+    options = {
+        "--grpc-port": port,
+        "--max-num-seqs": 1,
+        "--max-num-batched-tokens": 128,
+        "--max-model-len": min(_max_position(checkpoint), MAX_MODEL_LEN),
+        "--gpu-memory-utilization": 0.5,
+    }
+    command = [sys.executable, "-m", "swiftjax.cli", "serve", str(checkpoint)]
+    server = subprocess.Popen(command + [str(part) for pair in options.items() for part in pair])
     try:
         yield server, f"127.0.0.1:{port}"
         if server.poll() is not None:

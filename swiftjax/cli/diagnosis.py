@@ -9,9 +9,10 @@ import shutil
 import subprocess
 from typing import TypedDict
 
+from swiftjax import __version__
 from swiftjax.config import FAMILIES, ROPE_KINDS
 
-PACKAGES = ("swiftjax", "jax", "jaxlib", "flax", "grpcio", "protobuf", "tokenizers")
+PACKAGES = ("jax", "jaxlib", "flax", "grpcio", "protobuf", "tokenizers")
 # jax's CUDA 13 wheels need this driver; older ones run the CUDA 12 wheels.
 CUDA13_DRIVER = 580
 CUDA12_DRIVER = 525
@@ -63,7 +64,11 @@ def diagnose() -> Report:
     _check_grpc(problems)
     implementation, implementations = _implementation(problems, devices)
     return Report(
-        versions={"python": platform.python_version()} | {p: _version(p) for p in PACKAGES},
+        versions={
+            "python": platform.python_version(),
+            "swiftjax": __version__,
+            **{package: _version(package) for package in PACKAGES},
+        },
         driver=driver,
         gpus=gpus,
         devices=devices,
@@ -112,6 +117,8 @@ def _devices(problems: list[Problem], driver: str | None) -> list[Device]:
     try:
         import jax
 
+        # A look must not take the memory that a server on the same GPU needs.
+        jax.config.update("jax_pjrt_client_create_options", {"preallocate": False})
         found = jax.devices()
     except Exception as error:  # jax raises many classes here; each of them is a finding
         text = " ".join(str(error).split())[:300]
@@ -159,7 +166,6 @@ def check_gpus(
             )
         )
     for gpu in gpus:
-        # jax itself holds memory by now, but only on a GPU that it uses.
         if gpu["used_mib"] > gpu["memory_mib"] // 10:
             free = 1 - gpu["used_mib"] / gpu["memory_mib"]
             problems.append(

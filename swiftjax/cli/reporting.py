@@ -34,8 +34,8 @@ class ReportingGroup(TyperGroup):
         """Run the subcommand; usage errors, exits and a closed stdout are left to typer."""
         debug = bool(ctx.params.get("debug")) or os.environ.get("SWIFTJAX_DEBUG") == "1"
         logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
-        # Ours only: what jax and orbax say at these levels fills screens.
-        logging.getLogger("swiftjax").setLevel(logging.DEBUG if debug else logging.INFO)
+        # Ours only: what jax and orbax say at this level fills screens.
+        logging.getLogger("swiftjax").setLevel(logging.DEBUG if debug else logging.WARNING)
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:

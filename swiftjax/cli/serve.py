@@ -1,6 +1,7 @@
 """`swiftjax serve`: the gRPC server in the foreground."""
 
 import asyncio
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -90,6 +91,9 @@ def _check_host(host: str, insecure: bool) -> None:
 def _run(config: EngineConfig, host: str, port: int, drain_seconds: float, quiet: bool) -> int:
     from swiftjax.serving.server import run_server
 
+    log = logging.getLogger("swiftjax")
+    if not quiet and log.level > logging.INFO:
+        log.setLevel(logging.INFO)  # what an operator wants to know of a start, in the same place
     return asyncio.run(
         run_server(
             lambda: _load(config, quiet),
