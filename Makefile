@@ -36,7 +36,7 @@ lint: $(DEV)
 	$(RUN) -m ruff check .
 
 types: $(DEV)
-	$(RUN) -m pyright
+	$(RUN) -m pyright --pythonpath "$$($(RUN) -c "import sys; print(sys.executable)")"
 
 count:
 	@$(PYTHON) tests/count_lines.py
