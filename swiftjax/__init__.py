@@ -30,7 +30,7 @@ _HOMES = {
     "UnsupportedError": "swiftjax.errors",
 }
 
-__all__ = sorted(_HOMES)
+__all__ = list(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> object:

@@ -20,6 +20,8 @@ from swiftjax.converters.load import load_checkpoint
 from swiftjax.engine.batching import Buckets, make_buckets
 from swiftjax.engine.core import EngineCore, EngineLimits
 from swiftjax.engine.page_pool import PagePool
+from swiftjax.engine.preemption import PreemptionCosts
+from swiftjax.engine.request import Request
 from swiftjax.engine.rows import RowTable
 from swiftjax.engine.scheduler import Scheduler
 from swiftjax.engine.tokenizer import Tokenizer
@@ -45,10 +47,21 @@ class BuiltCore(NamedTuple):
     runner: ModelRunner
     buckets: Buckets
     memory: MemoryPlan
+    swap_bytes: int
 
     def warm_up(self, progress: Callable[[int, int], None] | None = None) -> float:
-        """Compile every step shape; afterwards no request waits for the compiler."""
-        return self.runner.warm_up(self.buckets.all, progress)
+        """Compile every step shape; afterwards no request waits for the compiler.
+
+        Where there is room on the host for pages, also measures what moving them costs.
+        """
+        seconds = self.runner.warm_up(self.buckets.all, progress)
+        host_pages = self.swap_bytes // self.memory.page_bytes
+        if host_pages:
+            per_page, per_token = self.runner.measure(self.buckets.mixed[-1])
+            self.core.scheduler.costs = PreemptionCosts(
+                host_pages=host_pages, seconds_per_page=per_page, seconds_per_token=per_token
+            )
+        return seconds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,44 +111,67 @@ def build_core(
         max_num_seqs=sizes.max_num_seqs,
         max_num_batched_tokens=sizes.max_num_batched_tokens,
         max_queue_len=config.max_queue_len,
+        policy=config.policy,
+        prefix_cache=config.prefix_cache,
     )
     tokenizer = Tokenizer(loaded.tokenizer_files, chat_template=config.chat_template)
     limits = EngineLimits(model.vocab_size, sizes.max_model_len, model.eos_token_ids)
     rows = RowTable(sizes.max_num_seqs, sizes.max_pages_per_seq)
-    scheduler = Scheduler(scheduling, PagePool(plan.num_pages, sizes.page_size), rows)
+    pool = PagePool(plan.num_pages, sizes.page_size)
+    scheduler = Scheduler(
+        scheduling, pool, rows, salt=_prefix_salt(model), model_version=str(path.resolve())
+    )
     core = EngineCore(scheduler, runner, buckets, limits)
     logger.info("%s kernels; memory:\n%s", implementation, plan.table())
-    return BuiltCore(core, tokenizer, model, runner, buckets, plan)
+    swap_bytes = int(config.swap_space_gib * GIB)
+    return BuiltCore(core, tokenizer, model, runner, buckets, plan, swap_bytes)
 
 
 def _choose_implementation(
     asked: str | None, model: ModelConfig, page_size: int
 ) -> kernels.Implementation:
+    """The one asked for, or the platform's own; what that one lacks is computed by "xla"."""
     name = asked or kernels.choose_implementation(jax.default_backend())
-    for implementation in kernels.IMPLEMENTATIONS:
-        if implementation == name:
-            try:
-                kernels.check_supported(
-                    implementation,
-                    num_heads=model.num_heads,
-                    num_kv_heads=model.num_kv_heads,
-                    head_dim=model.head_dim,
-                    page_size=page_size,
-                    dtype=model.dtype or "float32",
-                )
-            except NotImplementedError as error:
-                raise UnsupportedError(str(error)) from error
-            return implementation
-    raise InvalidRequestError(
-        f"implementation {name!r} is unknown; choose one of {', '.join(kernels.IMPLEMENTATIONS)}"
-    )
+    known: list[kernels.Implementation] = [i for i in kernels.IMPLEMENTATIONS if i == name]
+    if not known:
+        raise InvalidRequestError(
+            f"implementation {name!r} is unknown; choose one of "
+            f"{', '.join(kernels.IMPLEMENTATIONS)}"
+        )
+    try:
+        kernels.check_supported(
+            known[0],
+            num_heads=model.num_heads,
+            num_kv_heads=model.num_kv_heads,
+            head_dim=model.head_dim,
+            page_size=page_size,
+            dtype=model.dtype or "float32",
+        )
+    except NotImplementedError as error:
+        if asked is not None:
+            raise UnsupportedError(str(error)) from error
+        logger.warning("%s", error)
+        return "xla"
+    return known[0]
+
+
+def _prefix_salt(model: ModelConfig) -> Callable[[Request], str]:
+    """Dynamic RoPE turns the keys of a long prompt by angles that depend on its whole length."""
+    is_dynamic = model.rope.kind == "dynamic"
+
+    def salt(request: Request) -> str:
+        length = len(request.prompt_token_ids)
+        is_scaled = is_dynamic and length > model.rope.original_max_position
+        return f"{request.cache_salt}/{length if is_scaled else ''}"
+
+    return salt
 
 
 def _configure_jax(memory_fraction: float) -> None:
     """Must run before the first use of a device; a cache directory the user chose is kept."""
     # Only GPU clients read this option.
     jax.config.update("jax_pjrt_client_create_options", {"memory_fraction": memory_fraction})
-    if jax.config.jax_compilation_cache_dir is None:
+    if jax.config.values["jax_compilation_cache_dir"] is None:
         jax.config.update("jax_compilation_cache_dir", str(default_cache_dir() / "compiled"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -323,6 +323,9 @@ class EngineConfig:
     implementation: str | None = None
     chat_template: str | None = None
     max_queue_len: int = 1024
+    policy: str = "fcfs"
+    prefix_cache: bool = True
+    swap_space_gib: float = 4.0
 
     def __post_init__(self) -> None:
         if not 0.0 < self.gpu_memory_utilization <= 1.0:

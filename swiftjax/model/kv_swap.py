@@ -4,6 +4,8 @@ One gather and one copy per chunk, over all layers, not one per page. Host copie
 request id until they are taken back or dropped. Called by the runner before a step.
 """
 
+import time
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,8 +32,8 @@ class KVSwap:
         ids = jax.ShapeDtypeStruct((PAGES_PER_CHUNK,), jnp.int32)
         self._gather = jax.jit(gather_pages).lower(kv_cache, ids).compile()
         chunk = jax.eval_shape(gather_pages, kv_cache, ids)
-        self._scatter = jax.jit(scatter_pages, donate_argnums=0).lower(kv_cache, ids, chunk)
-        self._scatter = self._scatter.compile()
+        scatter = jax.jit(scatter_pages, donate_argnums=0)
+        self._scatter = scatter.lower(kv_cache, ids, chunk).compile()
 
     @property
     def num_copies(self) -> int:
@@ -52,6 +54,14 @@ class KVSwap:
         for request_id in moves.drop:
             del self._copies[request_id]
         return kv_cache
+
+    def seconds_per_page(self, kv_cache: KVCache) -> float:
+        """Measure one way, device to host."""
+        ids = np.arange(PAGES_PER_CHUNK, dtype=np.int32) % self._num_pages
+        for _ in range(2):  # the first also allocates
+            start = time.monotonic()
+            jax.device_put(self._gather(kv_cache, ids), self._host).block_until_ready()
+        return (time.monotonic() - start) / PAGES_PER_CHUNK
 
     @staticmethod
     def _chunks(move: PageMove, padding: int) -> list[np.ndarray]:

@@ -17,7 +17,7 @@ from jax import lax
 from jaxtyping import Array, Int
 
 from swiftjax import kernels
-from swiftjax.batch import Batch, BatchShape, PageMoves, Sampled
+from swiftjax.batch import Batch, BatchShape, PageMoves, Sampled, empty_batch
 from swiftjax.config import ModelConfig
 from swiftjax.model.kv_cache import KVCache, make_kv_cache
 from swiftjax.model.kv_swap import KVSwap
@@ -66,7 +66,7 @@ class StepModel:
             *map(jnp.asarray, table),
         )
         self._num_weights = len(names)
-        self._implementation = implementation
+        self._implementation: kernels.Implementation = implementation
 
     def forward(
         self, params: tuple[Array, ...], kv_cache: KVCache, batch: Batch
@@ -86,6 +86,8 @@ class ModelRunner:
         self._kv_cache = kv_cache
         self._compiled: dict[BatchShape, jax.stages.Compiled] = {}
         self._swap: KVSwap | None = None
+        pages = kv_cache.keys[0]
+        self._num_slots = pages.shape[0] * pages.shape[2]
 
     @property
     def num_compiles(self) -> int:
@@ -105,6 +107,18 @@ class ModelRunner:
                 if progress is not None:
                     progress(done, len(todo))
         return time.monotonic() - start
+
+    def measure(self, shape: BatchShape) -> tuple[float, float]:
+        """Seconds to move one page one way, and to compute one prompt token in a full step.
+
+        The step runs on padding, so attention over a context is left out.
+        """
+        batch = empty_batch(shape, self._num_slots)
+        self.dispatch(batch).wait(0)
+        start = time.monotonic()
+        self.dispatch(batch).wait(0)
+        per_token = (time.monotonic() - start) / shape.num_tokens
+        return self._swapper().seconds_per_page(self._kv_cache), per_token
 
     def dispatch(self, batch: Batch, moves: PageMoves = NO_MOVES) -> DeviceTokens:
         """Move pages and start one step, without waiting for either.
