@@ -7,6 +7,7 @@ serves a block of query tokens of one sequence for all query heads of one KV hea
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -132,7 +133,13 @@ def block_attention(
     )
     blocks = query_blocks(query_starts, context_lens, num_tokens, config.rows // padded_group)
     return _triton.launch(
-        partial(_ragged_kernel, tile=tile, group=group, rows=config.rows),
+        partial(
+            _ragged_kernel,
+            tile=tile,
+            group=group,
+            rows=config.rows,
+            one_sequence=context_lens.shape[0] == 1,
+        ),
         [
             q,
             k_pages,
@@ -164,11 +171,11 @@ def _ragged_kernel(
     tile: Tile,
     group: int,
     rows: int,
+    one_sequence: bool,
 ) -> None:
     """Grid (K, blocks): KV head, query block. Rows are tokens times the group's query heads."""
     head = pl.program_id(0)
-    # Later blocks of a prompt see more keys: start them first, so that the last programs are short.
-    block = pl.num_programs(1) - 1 - pl.program_id(1)
+    block = block_of_program(pl.program_id(1), pl.num_programs(1), one_sequence)
     seq, first, end = sequence_ref[block], first_ref[block], end_ref[block]
     padded_group = _triton.power_of_two(group)
     row = pl_range(rows)
@@ -200,3 +207,16 @@ def _ragged_kernel(
     ranges = trip_ranges(lowest, last, tile)
     state = walk(ranges, table_ref, seq, last, tile, visit, state)
     store_rows(refs[-1], index, normalise(state), live, tile)
+
+
+def block_of_program(program: Any, num_programs: Any, one_sequence: bool) -> Any:
+    """Choose the order in which blocks start.
+
+    Later blocks of a prompt see more keys and start first, so that the last programs are short. In
+    a mixed batch every other program comes from the front, where the decodes usually are: they wait
+    for memory while the chunk's blocks keep the tensor cores busy.
+    """
+    if one_sequence:
+        return num_programs - 1 - program
+    half = lax.div(program, jnp.int32(2))
+    return jnp.where(lax.rem(program, jnp.int32(2)) == 0, num_programs - 1 - half, half)
