@@ -1,7 +1,7 @@
 """Say in the words of config.json what the metadata of a GGUF file says.
 
 Only what can be said exactly: an option that changes the computation and has no counterpart is
-refused by name. All other checks are those of `ModelConfig.from_hf`. Used by `gguf_source`.
+refused by name. All other checks are those of `model_config_from_hf`. Used by `gguf_source`.
 """
 
 import math

@@ -16,7 +16,7 @@ from swiftjax.config import DTYPES, Dtype
 from swiftjax.converters.safetensors_io import StoredTensor, open_safetensors, read_tensor
 from swiftjax.converters.source import TensorInfo
 from swiftjax.errors import CheckpointError
-from swiftjax.model.hf_config import read_json_object
+from swiftjax.model.config_json import read_json_object
 from swiftjax.tokenizer_files import TokenizerFiles, read_tokenizer_files
 
 CONFIG_FILE = "config.json"

@@ -20,7 +20,7 @@ from swiftjax.converters.hf_source import HfSource
 from swiftjax.converters.source import CheckpointSource
 from swiftjax.errors import CheckpointError
 from swiftjax.model.checkpoint import NativeCheckpoint, is_native
-from swiftjax.model.hf_config import read_model_config
+from swiftjax.model.config_json import read_model_config
 from swiftjax.tokenizer_files import TokenizerFiles
 
 Progress = Callable[[int, int], None]

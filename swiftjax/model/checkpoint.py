@@ -19,7 +19,7 @@ from orbax.checkpoint.experimental import v1 as ocp
 from swiftjax.config import DTYPES, ModelConfig
 from swiftjax.errors import CheckpointError
 from swiftjax.model.atomic_directory import whole_directory
-from swiftjax.model.hf_config import read_json_object, read_model_config, to_hf
+from swiftjax.model.config_json import read_json_object, read_model_config, to_hf
 from swiftjax.model.llama import abstract_params
 from swiftjax.tokenizer_files import TokenizerFiles, read_tokenizer_files, write_tokenizer_files
 

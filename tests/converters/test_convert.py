@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from swiftjax.config import ModelConfig
 from swiftjax.converters.convert import convert
 from swiftjax.converters.load import LoadedCheckpoint, load_checkpoint
 from swiftjax.errors import CheckpointError
+from swiftjax.hf_config import model_config_from_hf
 from swiftjax.model import checkpoint
-from swiftjax.model.hf_config import to_hf
+from swiftjax.model.config_json import to_hf
 from tests.model.golden_cases import MODELS
 from tests.tiny_checkpoints import tiny_config, tiny_tensors, write_checkpoint
 
@@ -53,14 +53,14 @@ def native(tmp_path: Path, source: Path) -> Path:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_config_survives(name: str) -> None:
-    config = ModelConfig.from_hf(MODELS[name][1], {"eos_token_id": [7, 8]})
-    assert ModelConfig.from_hf(json.loads(json.dumps(to_hf(config)))) == config
+    config = model_config_from_hf(MODELS[name][1], {"eos_token_id": [7, 8]})
+    assert model_config_from_hf(json.loads(json.dumps(to_hf(config)))) == config
 
 
 def test_config_of_windows_that_are_all_zero_survives() -> None:
     keys: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 9}
-    config = ModelConfig.from_hf(tiny_config("qwen2", **keys))
-    assert ModelConfig.from_hf(to_hf(config)) == config
+    config = model_config_from_hf(tiny_config("qwen2", **keys))
+    assert model_config_from_hf(to_hf(config)) == config
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

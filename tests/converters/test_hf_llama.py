@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from swiftjax.config import ModelConfig
 from swiftjax.converters.hf_llama import model_rules
 from swiftjax.converters.load import LoadedCheckpoint, load_checkpoint
 from swiftjax.errors import CheckpointError, UnsupportedError
+from swiftjax.hf_config import model_config_from_hf
 from swiftjax.model.llama import abstract_params
 from tests.forward import forward_logits
 from tests.model.golden_cases import MODELS
@@ -27,7 +27,7 @@ def load(
 
 @pytest.mark.parametrize("name", MODELS)
 def test_table_makes_exactly_the_parameters_of_the_model(name: str) -> None:
-    config = ModelConfig.from_hf(MODELS[name][1])
+    config = model_config_from_hf(MODELS[name][1])
     table = {rule.target: rule.shape for rule in model_rules(config)}
     expected = abstract_params(config, jnp.dtype(jnp.float32))
     assert table == {key: value.shape for key, value in expected.items()}

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from swiftjax.config import FAMILIES, ModelConfig, RopeConfig, read_rope
+from swiftjax.config import FAMILIES, RopeConfig
 from swiftjax.errors import InvalidRequestError, UnsupportedError
+from swiftjax.hf_config import model_config_from_hf, read_rope
 from swiftjax.model.rope import attention_factor, inverse_frequencies
 
 VARIANTS: dict[str, Any] = json.loads(
@@ -24,7 +25,7 @@ TINY = {
 def test_reads_what_transformers_reads(name: str) -> None:
     """Absent keys, nulls and rope spellings mean what the family's config class makes of them."""
     expected = dict(VARIANTS[name]["expected"])
-    config = ModelConfig.from_hf(VARIANTS[name]["config"])
+    config = model_config_from_hf(VARIANTS[name]["config"])
     frequencies = inverse_frequencies(config.rope, config.head_dim)
     np.testing.assert_allclose(frequencies, expected.pop("inverse_frequencies"), rtol=5e-7)
     assert attention_factor(config.rope) == pytest.approx(expected.pop("attention_factor"))
@@ -60,7 +61,7 @@ def test_b021_scaling_keys_inside_rope_parameters_are_read() -> None:
              "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}  # fmt: skip
     expected = RopeConfig(kind="llama3", theta=5e5, factor=32.0, original_max_position=8192)
     assert read_rope({"rope_parameters": block}, 131072) == expected
-    assert ModelConfig.from_hf({**TINY, "rope_parameters": block}).rope == expected
+    assert model_config_from_hf({**TINY, "rope_parameters": block}).rope == expected
 
 
 @pytest.mark.parametrize("kind", ["longrope", "mrope", "su", "", None, ["linear"]])
@@ -100,7 +101,7 @@ def test_rope_per_layer_type_is_refused() -> None:
 )
 def test_partial_rotation_is_refused(keys) -> None:
     with pytest.raises(UnsupportedError, match=r"partial_rotary_factor 0\.5"):
-        ModelConfig.from_hf({**TINY, **keys})
+        model_config_from_hf({**TINY, **keys})
 
 
 @pytest.mark.parametrize(
@@ -118,14 +119,14 @@ def test_partial_rotation_is_refused(keys) -> None:
 )
 def test_b008_eos_ids_of_both_files_are_united(config_eos, generation, expected) -> None:
     config = {**TINY, "eos_token_id": config_eos}
-    assert ModelConfig.from_hf(config, generation).eos_token_ids == expected
+    assert model_config_from_hf(config, generation).eos_token_ids == expected
 
 
 def test_b008_a_default_eos_id_does_not_join_those_that_a_file_names() -> None:
-    assert ModelConfig.from_hf(TINY).eos_token_ids == (2,)
-    assert ModelConfig.from_hf(TINY, {"eos_token_id": [5, 6]}).eos_token_ids == (5, 6)
+    assert model_config_from_hf(TINY).eos_token_ids == (2,)
+    assert model_config_from_hf(TINY, {"eos_token_id": [5, 6]}).eos_token_ids == (5, 6)
     qwen = {**TINY, "model_type": "qwen2", "num_key_value_heads": 4}
-    assert ModelConfig.from_hf(qwen).eos_token_ids == ()
+    assert model_config_from_hf(qwen).eos_token_ids == ()
 
 
 @pytest.mark.parametrize(
@@ -140,20 +141,20 @@ def test_b008_a_default_eos_id_does_not_join_those_that_a_file_names() -> None:
     ],
 )
 def test_dtype_keys(keys, dtype) -> None:
-    assert ModelConfig.from_hf({**TINY, **keys}).dtype == dtype
+    assert model_config_from_hf({**TINY, **keys}).dtype == dtype
 
 
 @pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
 def test_an_unknown_dtype_is_refused_by_name(key) -> None:
     with pytest.raises(UnsupportedError, match=r"float8_e4m3fn.*float32, bfloat16, float16"):
-        ModelConfig.from_hf({**TINY, key: "float8_e4m3fn"})
+        model_config_from_hf({**TINY, key: "float8_e4m3fn"})
 
 
 @pytest.mark.parametrize("keys", [{"model_type": "gemma3"}, {"model_type": None}])
 def test_an_unknown_family_is_refused_by_name(keys) -> None:
     config = {**TINY, **keys, "architectures": ["GemmaForCausalLM"]}
     with pytest.raises(UnsupportedError) as error:
-        ModelConfig.from_hf(config)
+        model_config_from_hf(config)
     for word in (repr(keys["model_type"]), "GemmaForCausalLM", *FAMILIES):
         assert word in str(error.value)
 
@@ -161,7 +162,7 @@ def test_an_unknown_family_is_refused_by_name(keys) -> None:
 def test_the_architecture_names_the_family_where_model_type_is_absent() -> None:
     config = {k: v for k, v in TINY.items() if k != "model_type"}
     config = {**config, "architectures": ["Qwen3ForCausalLM"], "num_key_value_heads": 2}
-    assert ModelConfig.from_hf(config).family == "qwen3"
+    assert model_config_from_hf(config).family == "qwen3"
 
 
 @pytest.mark.parametrize(
@@ -174,31 +175,31 @@ def test_the_architecture_names_the_family_where_model_type_is_absent() -> None:
 )
 def test_unsupported_options_are_refused_by_name(keys, word) -> None:
     with pytest.raises(UnsupportedError, match=word):
-        ModelConfig.from_hf({**TINY, **keys})
+        model_config_from_hf({**TINY, **keys})
 
 
 @pytest.mark.parametrize("value", [None, 0, -4, 2.5, "32", True])
 @pytest.mark.parametrize("key", [key for key in TINY if key != "model_type"])
 def test_sizes_must_be_positive_integers(key, value) -> None:
     with pytest.raises(InvalidRequestError, match=key):
-        ModelConfig.from_hf({**TINY, key: value})
+        model_config_from_hf({**TINY, key: value})
     with pytest.raises(InvalidRequestError, match=key):
-        ModelConfig.from_hf({k: v for k, v in TINY.items() if k != key})
+        model_config_from_hf({k: v for k, v in TINY.items() if k != key})
 
 
 @pytest.mark.parametrize("value", [None, 0, -1e-5, "1e-5", float("nan")])
 def test_rms_norm_eps_must_be_positive(value) -> None:
     with pytest.raises(InvalidRequestError, match="rms_norm_eps"):
-        ModelConfig.from_hf({**TINY, "rms_norm_eps": value})
+        model_config_from_hf({**TINY, "rms_norm_eps": value})
 
 
 def test_kv_heads_must_divide_query_heads() -> None:
     with pytest.raises(InvalidRequestError, match=r"\(4\).*\(3\)"):
-        ModelConfig.from_hf({**TINY, "num_key_value_heads": 3})
+        model_config_from_hf({**TINY, "num_key_value_heads": 3})
 
 
 @pytest.mark.parametrize("kinds", [["full_attention"], ["full_attention", "chunked_attention"]])
 def test_layer_types_must_describe_known_layers(kinds) -> None:
     config = {**TINY, "model_type": "qwen2", "num_key_value_heads": 4, "use_sliding_window": True}
     with pytest.raises(UnsupportedError, match="layer_types"):
-        ModelConfig.from_hf({**config, "layer_types": kinds})
+        model_config_from_hf({**config, "layer_types": kinds})

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swiftjax.config import ROPE_KINDS, RopeConfig, RopeKind, read_rope
+from swiftjax.config import ROPE_KINDS, RopeConfig, RopeKind
+from swiftjax.hf_config import read_rope
 from swiftjax.model.rope import (
     apply_rope,
     attention_factor,

@@ -75,7 +75,7 @@ def test_b046_preemption_changes_nothing(roomy: EngineCore, chunk: int, swap: bo
 
 
 def test_cold_and_warm_prefix_cache_give_the_same(roomy: EngineCore) -> None:
-    prompts = [prompt_of(37, 1), prompt_of(37, 1)[:33] + [5, 6], prompt_of(16, 3)]
+    prompts = [prompt_of(37, 1), [*prompt_of(37, 1)[:33], 5, 6], prompt_of(16, 3)]
     want = answers(roomy, prompts)
     core = tiny_core(num_pages=40)
     assert_same(answers(core, prompts), want)  # the second shares the first one's pages

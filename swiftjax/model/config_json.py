@@ -1,6 +1,6 @@
 """config.json files: read one, make a ModelConfig of it with errors that name the file, write one.
 
-`to_hf` is the inverse of `ModelConfig.from_hf`: reading what it wrote gives an equal ModelConfig.
+`to_hf` is the inverse of `model_config_from_hf`: reading what it wrote gives an equal ModelConfig.
 Knows no tensors. Used by `checkpoint` and by the converters.
 """
 
@@ -11,6 +11,7 @@ from typing import Any
 
 from swiftjax.config import FAMILIES, ModelConfig, RopeConfig
 from swiftjax.errors import CheckpointError, InvalidRequestError
+from swiftjax.hf_config import model_config_from_hf
 
 MAX_JSON_BYTES = 64 * 2**20
 
@@ -33,10 +34,10 @@ def read_model_config(
 ) -> ModelConfig:
     """Make a ModelConfig of the configuration found at `path`.
 
-    Raises CheckpointError for missing or broken values, UnsupportedError as `from_hf` does.
+    Raises CheckpointError for missing or broken values, and UnsupportedError as it stands.
     """
     try:
-        return ModelConfig.from_hf(config, generation)
+        return model_config_from_hf(config, generation)
     except InvalidRequestError as error:
         raise CheckpointError(f"{path}: {error}") from error
     except (TypeError, ValueError, AttributeError, OverflowError) as error:

@@ -1,0 +1,225 @@
+"""Reads a Hugging Face config.json into a ModelConfig.
+
+Refuses by name what the model code does not compute, so that a checkpoint either runs exactly or
+not at all. Knows no files; called by the checkpoint readers.
+"""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from swiftjax.config import DTYPES, FAMILIES, ROPE_KINDS, Dtype, ModelConfig, RopeConfig, RopeKind
+from swiftjax.errors import InvalidRequestError, UnsupportedError
+
+logger = logging.getLogger(__name__)
+
+
+def model_config_from_hf(
+    config: Mapping[str, Any], generation: Mapping[str, Any] | None = None
+) -> ModelConfig:
+    """Read a Hugging Face config.json (and generation_config.json).
+
+    Raises UnsupportedError for an architecture, rope kind or option the model code lacks, and
+    InvalidRequestError for a missing or impossible number.
+    """
+    family = _family(config)
+    _refuse_unknown_options(config, family)
+    num_heads = _positive_int(config, "num_attention_heads")
+    num_kv_heads = _num_kv_heads(config, family, num_heads)
+    hidden_size = _positive_int(config, "hidden_size")
+    num_layers = _positive_int(config, "num_hidden_layers")
+    if num_heads % num_kv_heads:
+        raise InvalidRequestError(
+            f"num_attention_heads ({num_heads}) is not a multiple of "
+            f"num_key_value_heads ({num_kv_heads}) in config.json"
+        )
+    head_dim = _positive_int(
+        config, "head_dim", 128 if family == "qwen3" else hidden_size // num_heads
+    )
+    if head_dim % 2:
+        raise UnsupportedError(f"head_dim is {head_dim}; rotary embedding needs an even head_dim")
+    max_position = _positive_int(config, "max_position_embeddings")
+    attention_bias = bool(config.get("attention_bias", False))
+    return ModelConfig(
+        family=family,
+        vocab_size=_positive_int(config, "vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=_positive_int(config, "intermediate_size"),
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        max_position=max_position,
+        rms_norm_eps=_positive_float(config, "rms_norm_eps", 1e-6),
+        rope=read_rope(config, max_position),
+        qkv_bias=family == "qwen2" or (family in ("llama", "qwen3") and attention_bias),
+        output_bias=family in ("llama", "qwen3") and attention_bias,
+        mlp_bias=family == "llama" and bool(config.get("mlp_bias", False)),
+        qk_norm=family == "qwen3",
+        tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+        layer_windows=_layer_windows(config, family, num_layers),
+        bos_token_id=config.get("bos_token_id", 1 if family in ("llama", "mistral") else None),
+        eos_token_ids=_eos_token_ids(config, generation or {}, family),
+        dtype=_dtype(config),
+    )
+
+
+def _family(config: Mapping[str, Any]) -> str:
+    model_type = config.get("model_type")
+    if model_type in FAMILIES:
+        return str(model_type)
+    architectures = config.get("architectures") or []
+    for family, architecture in FAMILIES.items():
+        if model_type is None and architecture in architectures:
+            return family
+    raise UnsupportedError(
+        f"model_type {model_type!r} (architectures {list(architectures)}) is not supported; "
+        f"SwiftJAX runs {', '.join(sorted(FAMILIES))} (SmolLM2 and TinyLlama are 'llama')"
+    )
+
+
+def _refuse_unknown_options(config: Mapping[str, Any], family: str) -> None:
+    if (act := config.get("hidden_act", "silu")) not in ("silu", "swish"):
+        raise UnsupportedError(
+            f"hidden_act {act!r} is not supported; the {family} model computes 'silu'"
+        )
+    if method := (config.get("quantization_config") or {}).get("quant_method"):
+        raise UnsupportedError(
+            f"the checkpoint is quantised ({method}); give the unquantised checkpoint instead"
+        )
+
+
+def _positive_int(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    value = config.get(key)
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidRequestError(f"config.json: {key} must be a positive integer, not {value!r}")
+    return value
+
+
+def _positive_float(config: Mapping[str, Any], key: str, default: float) -> float:
+    value = config.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise InvalidRequestError(f"config.json: {key} must be a positive number, not {value!r}")
+    return float(value)
+
+
+def _num_kv_heads(config: Mapping[str, Any], family: str, num_heads: int) -> int:
+    # An explicit null means "as many as query heads"; an absent key means the class's own default.
+    absent = {"llama": num_heads, "mistral": 8, "qwen2": 32, "qwen3": 32}[family]
+    return _positive_int(
+        config, "num_key_value_heads", num_heads if "num_key_value_heads" in config else absent
+    )
+
+
+def _layer_windows(config: Mapping[str, Any], family: str, num_layers: int) -> tuple[int, ...]:
+    # HF's config classes give an absent key 4096; only an explicit null means full attention.
+    window = config.get("sliding_window", 4096)
+    if family == "llama" or not window:
+        return ()
+    if family == "mistral":
+        return (int(window),) * num_layers
+    if not config.get("use_sliding_window", False):
+        return ()
+    kinds = config.get("layer_types")
+    if kinds is None:
+        first = int(config.get("max_window_layers", 28))
+        kinds = ["sliding_attention" if i >= first else "full_attention" for i in range(num_layers)]
+    if len(kinds) != num_layers or set(kinds) - {"sliding_attention", "full_attention"}:
+        raise UnsupportedError(
+            f"layer_types {kinds!r:.200} does not describe {num_layers} known layers"
+        )
+    return tuple(int(window) if kind == "sliding_attention" else 0 for kind in kinds)
+
+
+def _eos_token_ids(
+    config: Mapping[str, Any], generation: Mapping[str, Any], family: str
+) -> tuple[int, ...]:
+    """Unite both files: either may name one id, a list or nothing.
+
+    Where neither has the key at all, the default of HF's config class holds.
+    """
+    if "eos_token_id" not in config and "eos_token_id" not in generation:
+        return (2,) if family in ("llama", "mistral") else ()
+    ids: dict[int, None] = {}
+    for source in (generation, config):
+        value = source.get("eos_token_id")
+        for token_id in value if isinstance(value, list | tuple) else [value]:
+            if token_id is not None:
+                ids[int(token_id)] = None
+    return tuple(ids)
+
+
+def _dtype(config: Mapping[str, Any]) -> Dtype | None:
+    value = config.get("dtype") or config.get("torch_dtype")
+    if value is None:
+        return None
+    name = str(value).removeprefix("torch.")
+    for dtype in DTYPES:
+        if name == dtype:
+            return dtype
+    raise UnsupportedError(f"dtype {value!r} in config.json is not one of {', '.join(DTYPES)}")
+
+
+def read_rope(config: Mapping[str, Any], max_position: int) -> RopeConfig:
+    """RoPE parameters from `rope_parameters` (new spelling) or `rope_scaling` + `rope_theta`.
+
+    Where a theta stands both at the top level and inside the block, the block wins (with a warning
+    if they differ), as the newer spelling is the one a recent tool wrote.
+    """
+    block = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    kind = _rope_kind(config, block)
+    top, inner = config.get("rope_theta"), block.get("rope_theta")
+    if top is not None and inner is not None and float(top) != float(inner):
+        logger.warning(
+            "rope_theta is %s at the top level and %s in rope_parameters; the latter is used",
+            top,
+            inner,
+        )
+    theta = float(inner if inner is not None else top if top is not None else 10_000.0)
+    original = config.get("original_max_position_embeddings") or block.get(
+        "original_max_position_embeddings"
+    )
+    if kind == "dynamic":  # scales from the model's own limit, whatever else the block says
+        original = max_position
+    return RopeConfig(
+        kind=kind,
+        theta=theta,
+        factor=float(block.get("factor") or 1.0),
+        low_freq_factor=float(block.get("low_freq_factor", 1.0)),
+        high_freq_factor=float(block.get("high_freq_factor", 4.0)),
+        original_max_position=int(original or max_position),
+        attention_factor=block.get("attention_factor"),
+        beta_fast=float(block.get("beta_fast") or 32.0),
+        beta_slow=float(block.get("beta_slow") or 1.0),
+        mscale=block.get("mscale"),
+        mscale_all_dim=block.get("mscale_all_dim"),
+        truncate=bool(block.get("truncate", True)),
+    )
+
+
+def _rope_kind(config: Mapping[str, Any], block: Mapping[str, Any]) -> RopeKind:
+    """Check everything in the block that could make the embedding silently wrong."""
+    if nested := [key for key, value in block.items() if isinstance(value, Mapping)]:
+        raise UnsupportedError(
+            f"rope_parameters differ by layer type ({', '.join(nested)}); one set for all is "
+            "supported"
+        )
+    for source in (config, block):
+        if (partial := source.get("partial_rotary_factor")) not in (None, 1):
+            raise UnsupportedError(f"partial_rotary_factor {partial} is not supported; only 1.0 is")
+    name = block.get("rope_type", block.get("type", "default"))
+    kinds: dict[str, RopeKind] = {kind: kind for kind in ROPE_KINDS}
+    kind = kinds.get(str(name))
+    if kind is None:
+        raise UnsupportedError(
+            f"rope type {name!r} is not supported; known: {', '.join(ROPE_KINDS)}"
+        )
+    needed = ("factor", "low_freq_factor", "high_freq_factor") if kind == "llama3" else ("factor",)
+    for key in needed if kind != "default" else ():
+        value = block.get(key)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            raise InvalidRequestError(
+                f"config.json: rope type {kind!r} needs a positive {key!r}, not {value!r}"
+            )
+    return kind
