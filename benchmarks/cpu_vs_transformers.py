@@ -21,6 +21,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.records import commit, cpu_name, write_records
+
 RESULTS = Path(__file__).parent / "results" / "cpu"
 PROMPT_TOKENS, OUTPUT_TOKENS, THREADS, RUNS = 512, 128, 2, 3
 METRICS = {"decode_tokens_per_s": "tokens/s", "first_token_s": "s to first token"}
@@ -130,27 +132,6 @@ def equal_tokens(answers: dict[str, list[dict[str, Any]]]) -> int:
     return next((i for i, (a, b) in pairs if a != b), len(ours))
 
 
-def cpu_name() -> str:
-    """Model name of the CPU and how many of them this process may use."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    name = next((line.split(":")[1].strip() for line in lines if "model name" in line), "unknown")
-    return f"{name}, {len(os.sched_getaffinity(0))} CPUs"
-
-
-def commit() -> str:
-    """Short hash of the code that ran; a + says that it had uncommitted changes."""
-    changes = git("status", "--short", "--untracked-files=no", "--", ":!benchmarks/results")
-    return git("rev-parse", "--short", "HEAD") + ("+" if changes else "")
-
-
-def git(*args: str) -> str:
-    """Output of a git command in this repository, '' outside one."""
-    done = subprocess.run(
-        ["git", "-C", str(Path(__file__).parent.parent), *args], capture_output=True, text=True
-    )
-    return done.stdout.strip()
-
-
 def plot(records: list[dict[str, Any]]) -> None:
     """Draw both metrics as bars beside the record file."""
     import matplotlib
@@ -187,8 +168,7 @@ def main() -> None:
     for record in records:
         print(f"{record['engine']:24} {record['value']:8} {record['unit']}")
     print(f"greedy tokens in agreement: {equal_tokens(answers)} of {OUTPUT_TOKENS}")
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    (RESULTS / "latency.json").write_text(json.dumps(records, indent=1) + "\n")
+    write_records(RESULTS / "latency.json", records)
     plot(records)
 
 
