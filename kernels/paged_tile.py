@@ -143,7 +143,7 @@ def walk(
         following = page_ids(table_ref, seq, trip + 1, last, tile)
         position = trip * tile.block_k + pl_range(tile.block_k)
         # Not simplified where block_k divides the page: kept in registers across trips, the
-        # offsets make ptxas serialise the tensor core instructions (446 -> 370 TFLOP/s).
+        # offsets make ptxas serialise the tensor core instructions (446 -> 368 TFLOP/s).
         offset = lax.rem(position, jnp.int32(tile.page_size))
         return visit(Keys(page, offset, position), state, masked), following
 
