@@ -5,6 +5,7 @@ calls is finished when its constructor returns. Called by `api.py` and the CLI.
 """
 
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -87,11 +88,12 @@ def build_core(
     Raises CheckpointError, UnsupportedError or InvalidRequestError before any request is taken.
     """
     path = resolve_model(config.model_path)
+    asked = _asked_implementation(config.implementation)
     _configure_jax(config.gpu_memory_utilization)
     loaded = load_checkpoint(path, dtype=config.dtype, progress=progress)
     model = loaded.config
     sizes = _choose_sizes(config, model)
-    implementation = _choose_implementation(config.implementation, model, sizes.page_size)
+    implementation = _choose_implementation(asked, model, sizes.page_size)
     plan = _plan_memory(config, model, loaded.params, sizes)
     runner = make_runner(
         model,
@@ -107,40 +109,36 @@ def build_core(
         max_pages=sizes.max_pages_per_seq,
         min_decode=sizes.min_decode,
     )
-    scheduling = SchedulerConfig(
-        max_num_seqs=sizes.max_num_seqs,
-        max_num_batched_tokens=sizes.max_num_batched_tokens,
-        max_queue_len=config.max_queue_len,
-        policy=config.policy,
-        prefix_cache=config.prefix_cache,
-    )
     tokenizer = Tokenizer(loaded.tokenizer_files, chat_template=config.chat_template)
     limits = EngineLimits(model.vocab_size, sizes.max_model_len, model.eos_token_ids)
-    rows = RowTable(sizes.max_num_seqs, sizes.max_pages_per_seq)
     pool = PagePool(plan.num_pages, sizes.page_size)
-    scheduler = Scheduler(
-        scheduling, pool, rows, salt=_prefix_salt(model), model_version=str(path.resolve())
-    )
+    scheduler = _make_scheduler(config, sizes, pool, model, str(path.resolve()))
     core = EngineCore(scheduler, runner, buckets, limits)
     logger.info("%s kernels; memory:\n%s", implementation, plan.table())
     swap_bytes = int(config.swap_space_gib * GIB)
     return BuiltCore(core, tokenizer, model, runner, buckets, plan, swap_bytes)
 
 
+def _asked_implementation(name: str | None) -> kernels.Implementation | None:
+    """Refuse an unknown name before the weights are read, which may take minutes."""
+    if name is None:
+        return None
+    for known in kernels.IMPLEMENTATIONS:
+        if known == name:
+            return known
+    raise InvalidRequestError(
+        f"implementation {name!r} is unknown; choose one of {', '.join(kernels.IMPLEMENTATIONS)}"
+    )
+
+
 def _choose_implementation(
-    asked: str | None, model: ModelConfig, page_size: int
+    asked: kernels.Implementation | None, model: ModelConfig, page_size: int
 ) -> kernels.Implementation:
     """The one asked for, or the platform's own; what that one lacks is computed by "xla"."""
-    name = asked or kernels.choose_implementation(jax.default_backend())
-    known: list[kernels.Implementation] = [i for i in kernels.IMPLEMENTATIONS if i == name]
-    if not known:
-        raise InvalidRequestError(
-            f"implementation {name!r} is unknown; choose one of "
-            f"{', '.join(kernels.IMPLEMENTATIONS)}"
-        )
+    chosen = asked or kernels.choose_implementation(jax.default_backend())
     try:
         kernels.check_supported(
-            known[0],
+            chosen,
             num_heads=model.num_heads,
             num_kv_heads=model.num_kv_heads,
             head_dim=model.head_dim,
@@ -152,7 +150,23 @@ def _choose_implementation(
             raise UnsupportedError(str(error)) from error
         logger.warning("%s", error)
         return "xla"
-    return known[0]
+    return chosen
+
+
+def _make_scheduler(
+    config: EngineConfig, sizes: _Sizes, pool: PagePool, model: ModelConfig, model_version: str
+) -> Scheduler:
+    scheduling = SchedulerConfig(
+        max_num_seqs=sizes.max_num_seqs,
+        max_num_batched_tokens=sizes.max_num_batched_tokens,
+        max_queue_len=config.max_queue_len,
+        policy=config.policy,
+        # Whoever matters most must not be the one to give way because it came last.
+        victim_policy="least-important" if config.policy == "priority" else "newest",
+        prefix_cache=config.prefix_cache,
+    )
+    rows = RowTable(sizes.max_num_seqs, sizes.max_pages_per_seq)
+    return Scheduler(scheduling, pool, rows, salt=_prefix_salt(model), model_version=model_version)
 
 
 def _prefix_salt(model: ModelConfig) -> Callable[[Request], str]:
@@ -209,12 +223,14 @@ def _plan_memory(
         itemsize=itemsize,
     )
     stats = jax.local_devices()[0].memory_stats()
-    budget = stats["bytes_limit"] - GPU_MARGIN_BYTES if stats else None
     asked = config.max_total_token_num
     asked_pages = None if asked is None else -(-asked // sizes.page_size)
-    if budget is None:
+    if stats:
+        budget = stats["bytes_limit"] - GPU_MARGIN_BYTES
+    else:
         wanted = max(CPU_CACHE_BYTES, (asked_pages or 0) * page_bytes)
-        budget = weights + temporary + wanted
+        # A CPU client would promise more than there is, and the system then kills the process.
+        budget = min(weights + temporary + wanted, _host_memory_bytes())
     return plan_pages(
         budget=budget,
         weights=weights,
@@ -224,3 +240,7 @@ def _plan_memory(
         max_pages=sizes.max_num_seqs * sizes.max_pages_per_seq,
         asked_pages=asked_pages,
     )
+
+
+def _host_memory_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -3,8 +3,9 @@
 Derived numbers are methods, never written back. `hf_config.py` reads a ModelConfig from a file.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from swiftjax.errors import InvalidRequestError
 
@@ -12,6 +13,10 @@ RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn"]
 ROPE_KINDS: tuple[RopeKind, ...] = ("default", "linear", "dynamic", "llama3", "yarn")
 Dtype = Literal["float32", "bfloat16", "float16"]
 DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16", "float16")
+# Who starts first among those that wait, and who gives up its pages: `engine/policies.py`.
+QueuePolicyName = Literal["fcfs", "priority", "shortest-first", "short-before-long", "fair"]
+QUEUE_POLICY_NAMES: tuple[QueuePolicyName, ...] = get_args(QueuePolicyName)
+VictimPolicyName = Literal["newest", "least-important"]
 
 # model_type in config.json -> the class name HF gives the causal model
 FAMILIES: dict[str, str] = {
@@ -72,19 +77,23 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SchedulerConfig:
-    """Limits of one step."""
+    """Limits of one step and of the queue, and who goes first."""
 
     max_num_seqs: int = 8
     max_num_batched_tokens: int = 512
     max_queue_len: int = 1024
-    policy: str = "fcfs"
-    victim_policy: str = "newest"
+    policy: QueuePolicyName = "fcfs"
+    victim_policy: VictimPolicyName = "newest"
     prefix_cache: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineConfig:
-    """How to build an engine. `None` leaves the choice to the device and the checkpoint."""
+    """How to build an engine. `None` leaves the choice to the device and the checkpoint.
+
+    `swap_space_gib` bounds the host memory that preempted sequences may take; 0 means that they are
+    always computed again. Raises InvalidRequestError for a value outside its range.
+    """
 
     model_path: str
     dtype: Dtype | None = None
@@ -97,22 +106,39 @@ class EngineConfig:
     implementation: str | None = None
     chat_template: str | None = None
     max_queue_len: int = 1024
-    policy: str = "fcfs"
+    policy: QueuePolicyName = "fcfs"
     prefix_cache: bool = True
     swap_space_gib: float = 4.0
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.gpu_memory_utilization <= 1.0:
+        if not _is_number(self.gpu_memory_utilization) or not 0 < self.gpu_memory_utilization <= 1:
             raise InvalidRequestError(
-                f"gpu_memory_utilization is {self.gpu_memory_utilization}; it must lie in (0, 1]"
+                f"gpu_memory_utilization is {self.gpu_memory_utilization!r}; it must lie in (0, 1]"
             )
-        for name, value in (
-            ("max_model_len", self.max_model_len),
-            ("max_batch_size", self.max_batch_size),
-            ("max_total_token_num", self.max_total_token_num),
-            ("max_num_batched_tokens", self.max_num_batched_tokens),
-            ("page_size", self.page_size),
-            ("max_queue_len", self.max_queue_len),
+        if not _is_number(self.swap_space_gib) or not 0 <= self.swap_space_gib < float("inf"):
+            raise InvalidRequestError(
+                f"swap_space_gib is {self.swap_space_gib!r}; it must be 0 (no swap) or more"
+            )
+        for name in (
+            "max_model_len",
+            "max_batch_size",
+            "max_total_token_num",
+            "max_num_batched_tokens",
+            "page_size",
+            "max_queue_len",
         ):
-            if value is not None and value < 1:
-                raise InvalidRequestError(f"{name} is {value}; it must be a positive integer")
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < 1):
+                raise InvalidRequestError(f"{name} is {value!r}; it must be a positive integer")
+        _check_choice("policy", self.policy, QUEUE_POLICY_NAMES)
+        if self.dtype is not None:
+            _check_choice("dtype", self.dtype, DTYPES)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _check_choice(name: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        raise InvalidRequestError(f"{name} {value!r} is unknown; choose one of {', '.join(known)}")

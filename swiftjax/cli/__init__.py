@@ -1,4 +1,4 @@
-"""The `swiftjax` command. One file per subcommand; what they share is in options, run and loading.
+"""The `swiftjax` command: a file per subcommand; options, loading and reporting are shared.
 
 Nothing here imports jax or grpc at the top, so that `--help` answers at once. Exit codes: 0, 2 for
 bad usage or input, 1 for a failure at run time, 130 for an interrupt.

@@ -10,7 +10,7 @@ import typer
 from swiftjax.cli import options as opt
 from swiftjax.cli.loading import load_core, read_chat_template
 from swiftjax.cli.reporting import print_line
-from swiftjax.config import EngineConfig
+from swiftjax.config import EngineConfig, QueuePolicyName
 from swiftjax.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -35,6 +35,28 @@ MaxNumBatchedTokens = Annotated[
     int | None,
     typer.Option(help="Most tokens in one step.", show_default="2048 on a GPU, 512 on a CPU"),
 ]
+MaxQueueLen = Annotated[
+    int, typer.Option(help="Most requests that may wait; more are refused with a time to retry.")
+]
+Policy = Annotated[
+    QueuePolicyName,
+    typer.Option(
+        help="Which waiting request starts first. 'priority' and 'fair' tell requests apart by "
+        "fields that gRPC requests do not carry yet, and until then are 'fcfs'."
+    ),
+]
+NoPrefixCache = Annotated[
+    bool,
+    typer.Option(
+        "--no-prefix-cache",
+        help="Compute every prompt in full instead of reusing pages of equal prefixes.",
+        show_default="off: reuse",
+    ),
+]
+SwapSpaceGib = Annotated[
+    float,
+    typer.Option(help="Host memory for the pages of preempted requests, in GiB; 0 recomputes."),
+]
 DrainSeconds = Annotated[
     float, typer.Option(min=0, help="How long running calls may take after SIGTERM.")
 ]
@@ -54,6 +76,10 @@ def serve(
     page_size: opt.PageSize = None,
     implementation: opt.Implementation = None,
     chat_template: opt.ChatTemplate = None,
+    max_queue_len: MaxQueueLen = opt.ENGINE_DEFAULTS.max_queue_len,
+    policy: Policy = opt.ENGINE_DEFAULTS.policy,
+    no_prefix_cache: NoPrefixCache = False,
+    swap_space_gib: SwapSpaceGib = opt.ENGINE_DEFAULTS.swap_space_gib,
     drain_seconds: DrainSeconds = 30.0,
     quiet: opt.Quiet = False,
 ) -> None:
@@ -73,6 +99,10 @@ def serve(
         gpu_memory_utilization=gpu_memory_utilization,
         implementation=implementation,
         chat_template=read_chat_template(chat_template),
+        max_queue_len=max_queue_len,
+        policy=policy,
+        prefix_cache=not no_prefix_cache,
+        swap_space_gib=swap_space_gib,
     )
     _check_host(host, insecure)
     raise typer.Exit(_run(config, host, grpc_port, drain_seconds, quiet))

@@ -10,6 +10,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import Any
 
+from swiftjax.config import QueuePolicyName, VictimPolicyName
 from swiftjax.engine.request import Request
 from swiftjax.engine.sequence import Sequence
 
@@ -62,11 +63,14 @@ def least_important(running: SequenceOf[Sequence]) -> Sequence:
     return max(running, key=lambda s: (-s.request.priority, s.order))
 
 
-QUEUE_POLICIES: dict[str, QueuePolicy] = {
+QUEUE_POLICIES: dict[QueuePolicyName, QueuePolicy] = {
     "fcfs": fcfs,
     "priority": priority,
     "shortest-first": shortest_first,
     "short-before-long": short_before_long,
     "fair": fair,
 }
-VICTIM_POLICIES: dict[str, VictimPolicy] = {"newest": newest, "least-important": least_important}
+VICTIM_POLICIES: dict[VictimPolicyName, VictimPolicy] = {
+    "newest": newest,
+    "least-important": least_important,
+}

@@ -57,6 +57,7 @@ def test_help_loads_neither_jax_nor_grpc() -> None:
         ["convert", "a", "b", "--dtype", "int8"],
         ["serve", "m", "--grpc-port", "70000"],
         ["serve", "m", "--unknown"],
+        ["serve", "m", "--policy", "lottery"],
     ],
 )
 def test_bad_usage_is_2(cli: Cli, args: list[str]) -> None:
@@ -79,6 +80,7 @@ def test_bad_usage_is_2(cli: Cli, args: list[str]) -> None:
         (["generate", "m", "1 two", "--token-ids"], ["1 two", "token ids"]),
         (["generate", "m", "hi", "--gpu-memory-utilization", "2"], ["gpu_memory_utilization"]),
         (["serve", "m", "--max-num-seqs", "0"], ["max_batch_size", "0"]),
+        (["serve", "m", "--swap-space-gib", "-1"], ["swap_space_gib", "-1", "0 (no swap)"]),
         (["serve", "m", "--host", "0.0.0.0"], ["0.0.0.0", "--insecure"]),
         (["serve", "m", "--host", "::"], ["::", "--insecure"]),
         (["serve", "m", "--chat-template", "/no/such/file"], ["/no/such/file"]),
