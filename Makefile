@@ -5,7 +5,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 
-DRIVER := $(shell nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1 | cut -d. -f1)
+DRIVER := $(shell nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | grep -om 1 '^[0-9]*')
 CUDA := $(if $(DRIVER),$(shell [ "$(DRIVER)" -ge 580 ] && echo ,cuda13 || echo ,cuda12))
 
 ifeq ($(VENV),none)
