@@ -19,19 +19,16 @@ from swiftjax.kernels.paged_tile import (
     Keys,
     Ref,
     Softmax,
-    Tile,
     accumulate,
-    dot,
     empty_softmax,
     load_rows,
     normalise,
     pl_range,
-    split_ranges,
+    score,
     store_rows,
-    trip_ranges,
-    visible,
     walk,
 )
+from swiftjax.kernels.trips import Tile, make_tile, split_ranges, trip_ranges, visible
 
 
 def decode_attention(
@@ -111,7 +108,7 @@ def split_decode(
     config: DecodeConfig | None = None,
 ) -> Float[Array, "B N H"]:
     """Run the Triton implementation; benchmarks pass a `config`."""
-    num_seqs, num_heads, head_dim = q.shape
+    num_seqs, _, head_dim = q.shape
     _, num_kv_heads, page_size, _ = k_pages.shape
     config = config or choose_decode_config(
         num_seqs=num_seqs,
@@ -121,26 +118,32 @@ def split_decode(
         width=_triton.power_of_two(head_dim),
         itemsize=k_pages.dtype.itemsize,
     )
-    tile = Tile(
-        page_size=page_size,
-        head_dim=head_dim,
-        block_k=config.block_k,
-        window=window,
-        sink_len=sink_len,
-        scale=scale,
+    tile = make_tile(k_pages, config.block_k, scale=scale, window=window, sink_len=sink_len)
+    return _launch_splits(
+        q, k_pages, v_pages, page_table, context_lens, q_sink, tile=tile, config=config
     )
-    group, splits = num_heads // num_kv_heads, config.num_splits
+
+
+def _launch_splits(
+    q: Float[Array, "B N H"],
+    k_pages: Float[Array, "P K S H"],
+    v_pages: Float[Array, "P K S H"],
+    page_table: Int32[Array, "B M"],
+    context_lens: Int32[Array, " B"],
+    q_sink: Float[Array, "B N H"] | None,
+    *,
+    tile: Tile,
+    config: DecodeConfig,
+) -> Float[Array, "B N H"]:
+    num_seqs, num_heads, head_dim = q.shape
+    num_kv_heads, splits = k_pages.shape[1], config.num_splits
     rows = (num_seqs, num_heads, splits)
-    partials = [
-        jax.ShapeDtypeStruct((*rows, head_dim), jnp.float32),
-        jax.ShapeDtypeStruct(rows, jnp.float32),
-        jax.ShapeDtypeStruct(rows, jnp.float32),
-    ]
+    partials = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((*rows, head_dim), rows, rows)]
     whole = [jax.ShapeDtypeStruct(q.shape, q.dtype)]
-    sinks = [] if q_sink is None else [q_sink]
+    group = num_heads // num_kv_heads
     outputs = _triton.launch(
         partial(_decode_kernel, tile=tile, group=group, num_splits=splits),
-        [q, k_pages, v_pages, page_table, context_lens, *sinks],
+        [q, k_pages, v_pages, page_table, context_lens, *([] if q_sink is None else [q_sink])],
         whole if splits == 1 else partials,
         name="decode_attention",
         grid=(num_kv_heads, num_seqs, splits),
@@ -171,8 +174,7 @@ def _decode_kernel(
 ) -> None:
     """Grid (K, B, Z): KV head, sequence, split. The query heads of a group are the tile's rows."""
     head, seq, split = pl.program_id(0), pl.program_id(1), pl.program_id(2)
-    # Tensor cores need 16 rows; the surplus ones hold zeros and are not stored.
-    row = pl_range(max(16, _triton.power_of_two(group)))
+    row = pl_range(16)  # what tensor cores need; surplus rows hold zeros and are not stored
     live, heads = row < group, head * group + row
     position = lens_ref[seq] - 1
     q = load_rows(q_ref, (seq, heads), live, tile)
@@ -182,10 +184,7 @@ def _decode_kernel(
         seen = visible(keys.position, position, position, tile) if masked else None
         k = load_rows(k_ref, (keys.page, head, keys.offset), seen, tile)
         v = load_rows(v_ref, (keys.page, head, keys.offset), seen, tile)
-        scores = dot(q, k.T)
-        if q_sink is not None:
-            is_sink = (keys.position < tile.sink_len)[None, :]
-            scores = jnp.where(is_sink, dot(q_sink, k.T), scores)
+        scores = score(q, q_sink, k, keys, tile)
         allowed = None if seen is None else jnp.broadcast_to(seen[None, :], scores.shape)
         return accumulate(state, scores, allowed, v, tile)
 

@@ -247,5 +247,4 @@ def check(
             weights = np.exp(scores - scores.max())
             wanted.append(weights @ values[:context, group] / weights.sum())
             got.append(np.asarray(out[row, head], np.float64))
-    wanted, got = np.stack(wanted), np.stack(got)
-    return float(np.linalg.norm(got - wanted) / np.linalg.norm(wanted))
+    return float(np.linalg.norm(np.subtract(got, wanted)) / np.linalg.norm(wanted))

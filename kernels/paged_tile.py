@@ -1,4 +1,4 @@
-"""What the two attention kernels share inside a program: tiles of pages, visibility, softmax.
+"""What the two attention kernels share inside a program: tiles of pages and the softmax.
 
 Knows neither grids nor which queries it serves. Everything here runs inside a Pallas kernel: tile
 sizes are powers of two, loads outside an array are masked. Letters as in `reference.py`; X query
@@ -6,7 +6,6 @@ rows and C keys make one tile, W is the head width rounded up to a power of two.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,33 +14,12 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int32
 
 from swiftjax.kernels import _triton
+from swiftjax.kernels.trips import Tile
 
 MASKED = -1e30  # finite: the difference of two masked scores must not be NaN
 LOG2_E = 1.4426950408889634  # exp2 is the hardware's own exponential
 
 Ref = Any  # a Pallas reference to a whole array in device memory
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Tile:
-    """Static numbers of a kernel."""
-
-    page_size: int
-    head_dim: int
-    block_k: int  # keys per trip: whole pages, or a whole part of one
-    window: int
-    sink_len: int
-    scale: float
-
-    @property
-    def width(self) -> int:
-        """The head width as Triton can load it."""
-        return _triton.power_of_two(self.head_dim)
-
-    @property
-    def sink_trips(self) -> int:
-        """Trips that hold sink keys."""
-        return -(-self.sink_len // self.block_k)
 
 
 class Softmax(NamedTuple):
@@ -153,56 +131,24 @@ def walk(
     return state
 
 
-def visible(keys: Array, lowest: Any, last: Any, tile: Tile) -> Array:
-    """Which key positions some query between the positions `lowest` and `last` may see."""
-    seen = keys <= last
-    if not tile.window:
-        return seen
-    near = keys > lowest - tile.window
-    return seen & ((near | (keys < tile.sink_len)) if tile.sink_len else near)
-
-
-def trip_ranges(lowest: Any, last: Any, tile: Tile) -> list[tuple[Any, Any, bool]]:
-    """List the trips that queries `lowest` to `last` need as (first, past the last, needs a mask).
-
-    `last` below 0 or below `lowest` stands for no queries and gets empty ranges.
-    """
-    block_k = jnp.int32(tile.block_k)
-    total = jnp.where(last < lowest, 0, lax.div(jnp.maximum(last + 1, 0) + block_k - 1, block_k))
-    if not tile.window:
-        full = jnp.minimum(lax.div(jnp.maximum(lowest + 1, 0), block_k), total)
-        return [(jnp.int32(0), full, False), (full, total, True)]
-    sinks = jnp.minimum(tile.sink_trips, total)
-    near = lax.div(jnp.maximum(lowest - tile.window + 1, 0), block_k)
-    return [(jnp.int32(0), sinks, True), (jnp.maximum(near, sinks), total, True)]
-
-
-def split_ranges(
-    ranges: list[tuple[Any, Any, bool]], split: Any, num_splits: int
-) -> list[tuple[Any, Any, bool]]:
-    """Cut the ranges' trips, taken one after the other, into equal parts and keep part `split`."""
-    if num_splits == 1:
-        return ranges
-    trips = sum(end - begin for begin, end, _ in ranges)
-    share = lax.div(trips + (num_splits - 1), jnp.int32(num_splits))
-    skip = split * share
-    parts = []
-    for begin, end, masked in ranges:
-        parts.append(
-            (
-                jnp.minimum(begin + jnp.maximum(skip, 0), end),
-                jnp.minimum(begin + jnp.maximum(skip + share, 0), end),
-                masked,
-            )
-        )
-        skip -= end - begin
-    return parts
-
-
 def dot(a: Array, b: Array) -> Array:
     """Multiply two tiles with float32 accumulation; float32 operands are not cut to tf32."""
     precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
     return jnp.dot(a, b, preferred_element_type=jnp.float32, precision=precision)
+
+
+def score(
+    q: Float[Array, "X W"],
+    q_sink: Float[Array, "X W"] | None,
+    k: Float[Array, "C W"],
+    keys: Keys,
+    tile: Tile,
+) -> Float[Array, "X C"]:
+    """Multiply queries with keys, sink keys with the queries meant for them; not yet scaled."""
+    scores = dot(q, k.T)
+    if q_sink is None:
+        return scores
+    return jnp.where((keys.position < tile.sink_len)[None, :], dot(q_sink, k.T), scores)
 
 
 def accumulate(

@@ -21,19 +21,17 @@ from swiftjax.kernels.paged_tile import (
     Keys,
     Ref,
     Softmax,
-    Tile,
     accumulate,
-    dot,
     empty_softmax,
     load_rows,
     normalise,
     pl_range,
+    score,
     store_rows,
-    trip_ranges,
-    visible,
     walk,
 )
 from swiftjax.kernels.query_blocks import query_blocks
+from swiftjax.kernels.trips import Tile, make_tile, trip_ranges, visible
 
 
 def ragged_attention(
@@ -113,7 +111,7 @@ def block_attention(
 ) -> Float[Array, "T N H"]:
     """Run the Triton implementation; benchmarks pass a `config`."""
     num_tokens, num_heads, head_dim = q.shape
-    _, num_kv_heads, page_size, _ = k_pages.shape
+    num_kv_heads = k_pages.shape[1]
     group = num_heads // num_kv_heads
     padded_group = _triton.power_of_two(group)
     config = config or choose_ragged_config(
@@ -123,34 +121,15 @@ def block_attention(
         width=_triton.power_of_two(head_dim),
         itemsize=k_pages.dtype.itemsize,
     )
-    tile = Tile(
-        page_size=page_size,
-        head_dim=head_dim,
-        block_k=config.block_k,
-        window=window,
-        sink_len=sink_len,
-        scale=scale,
-    )
+    tile = make_tile(k_pages, config.block_k, scale=scale, window=window, sink_len=sink_len)
     blocks = query_blocks(query_starts, context_lens, num_tokens, config.rows // padded_group)
+    one_sequence = context_lens.shape[0] == 1
+    arrays = [q, k_pages, v_pages, page_table, *blocks[:4]]
     return _triton.launch(
         partial(
-            _ragged_kernel,
-            tile=tile,
-            group=group,
-            rows=config.rows,
-            one_sequence=context_lens.shape[0] == 1,
+            _ragged_kernel, tile=tile, group=group, rows=config.rows, one_sequence=one_sequence
         ),
-        [
-            q,
-            k_pages,
-            v_pages,
-            page_table,
-            blocks.sequence,
-            blocks.first,
-            blocks.end,
-            blocks.position,
-            *([] if q_sink is None else [q_sink]),
-        ],
+        arrays if q_sink is None else [*arrays, q_sink],
         [jax.ShapeDtypeStruct(q.shape, q.dtype)],
         name="ragged_attention",
         grid=(num_kv_heads, blocks.first.shape[0]),
@@ -176,16 +155,13 @@ def _ragged_kernel(
     """Grid (K, blocks): KV head, query block. Rows are tokens times the group's query heads."""
     head = pl.program_id(0)
     block = block_of_program(pl.program_id(1), pl.num_programs(1), one_sequence)
-    seq, first, end = sequence_ref[block], first_ref[block], end_ref[block]
-    padded_group = _triton.power_of_two(group)
-    row = pl_range(rows)
-    token = first + lax.div(row, jnp.int32(padded_group))
-    member = lax.rem(row, jnp.int32(padded_group))
-    live = (token < end) & (member < group)
-    index = (token, head * group + member)
+    seq, first, end = (ref[block] for ref in (sequence_ref, first_ref, end_ref))
+    padded_group = jnp.int32(_triton.power_of_two(group))
+    token = first + lax.div(pl_range(rows), padded_group)
+    member = lax.rem(pl_range(rows), padded_group)
+    live, index = (token < end) & (member < group), (token, head * group + member)
     lowest = position_ref[block]
-    last = lowest + end - first - 1
-    position = lowest + token - first
+    last, position = lowest + end - first - 1, lowest + token - first
     q = load_rows(q_ref, index, live, tile)
     q_sink = load_rows(refs[0], index, live, tile) if tile.sink_len else None
 
@@ -193,19 +169,13 @@ def _ragged_kernel(
         seen = visible(keys.position, lowest, last, tile) if masked else None
         k = load_rows(k_ref, (keys.page, head, keys.offset), seen, tile)
         v = load_rows(v_ref, (keys.page, head, keys.offset), seen, tile)
-        scores = dot(q, k.T)
-        if q_sink is not None:
-            is_sink = (keys.position < tile.sink_len)[None, :]
-            scores = jnp.where(is_sink, dot(q_sink, k.T), scores)
-        allowed = None
-        if masked:
-            queries = position[:, None]
-            allowed = visible(keys.position[None, :], queries, queries, tile)
+        scores = score(q, q_sink, k, keys, tile)
+        queries = position[:, None]
+        allowed = visible(keys.position[None, :], queries, queries, tile) if masked else None
         return accumulate(state, scores, allowed, v, tile)
 
     state = empty_softmax(rows, tile.width)
-    ranges = trip_ranges(lowest, last, tile)
-    state = walk(ranges, table_ref, seq, last, tile, visit, state)
+    state = walk(trip_ranges(lowest, last, tile), table_ref, seq, last, tile, visit, state)
     store_rows(refs[-1], index, normalise(state), live, tile)
 
 

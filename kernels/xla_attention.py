@@ -6,6 +6,7 @@ Decode calls it once for all sequences, ragged attention once per query block. L
 `reference.py`; X is the number of query rows per sequence and KV head.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -79,31 +80,25 @@ def ragged_attention(
     q_sink: Float[Array, "T N H"] | None = None,
 ) -> Float[Array, "T N H"]:
     """Attend for one query block after the other, each with its own trips; spares never run."""
-    num_tokens, num_heads, head_dim = q.shape
-    num_kv_heads = k_pages.shape[1]
-    group = num_heads // num_kv_heads
+    num_tokens, num_kv_heads = q.shape[0], k_pages.shape[1]
     block_q = choose_block_q(num_tokens, context_lens.shape[0])
     blocks = query_blocks(query_starts, context_lens, num_tokens, block_q)
-
-    def rows(x: Float[Array, "padded N H"], first: Int32[Array, ""]) -> Float[Array, "1 K X H"]:
-        block = lax.dynamic_slice_in_dim(x, first, block_q).astype(jnp.float32) * scale
-        block = block.reshape(block_q, num_kv_heads, group, head_dim).transpose(1, 0, 2, 3)
-        return block.reshape(1, num_kv_heads, block_q * group, head_dim)
 
     def one_block(i: Int32[Array, ""], out: Float[Array, "padded N H"]) -> Array:
         first, offsets = blocks.first[i], jnp.arange(block_q, dtype=jnp.int32)
         positions = jnp.where(first + offsets < blocks.end[i], blocks.position[i] + offsets, -1)
+        rows = partial(block_rows, first=first, block_q=block_q, num_kv_heads=num_kv_heads)
         block = attend(
-            rows(padded_q, first),
-            None if padded_sink is None else rows(padded_sink, first),
-            jnp.repeat(positions, group)[None],
+            rows(padded_q) * scale,
+            None if padded_sink is None else rows(padded_sink) * scale,
+            jnp.repeat(positions, q.shape[1] // num_kv_heads)[None],
             k_pages,
             v_pages,
             lax.dynamic_slice_in_dim(page_table, blocks.sequence[i], 1),
             Mask(window, sink_len),
         )
-        block = block.reshape(num_kv_heads, block_q, group, head_dim).transpose(1, 0, 2, 3)
-        block = block.reshape(block_q, num_heads, head_dim).astype(out.dtype)
+        block = block.reshape(num_kv_heads, block_q, -1, q.shape[2]).transpose(1, 0, 2, 3)
+        block = block.reshape(block_q, *q.shape[1:]).astype(out.dtype)
         # Rows past the sequence's end are zeros here; the next block, in token order, fills them.
         return lax.dynamic_update_slice_in_dim(out, block, first, 0)
 
@@ -112,6 +107,15 @@ def ragged_attention(
     padded_sink = None if q_sink is None else jnp.pad(q_sink, padding)
     out = lax.fori_loop(0, blocks.count, one_block, jnp.zeros_like(padded_q))
     return out[:num_tokens]
+
+
+def block_rows(
+    x: Float[Array, "padded N H"], first: Int32[Array, ""], block_q: int, num_kv_heads: int
+) -> Float[Array, "1 K X H"]:
+    """Take the queries of a block, in float32, grouped by KV head."""
+    block = lax.dynamic_slice_in_dim(x, first, block_q).astype(jnp.float32)
+    block = block.reshape(block_q, num_kv_heads, -1, x.shape[2]).transpose(1, 0, 2, 3)
+    return block.reshape(1, num_kv_heads, -1, x.shape[2])
 
 
 def choose_block_q(num_tokens: int, num_seqs: int) -> int:
