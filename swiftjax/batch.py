@@ -18,6 +18,12 @@ import numpy as np
 
 Array = Any  # a numpy array on the host, a jax array inside jit; this module imports no jax
 
+NONE = 2**31 - 1  # an id or row past every end: reads of it give nothing, writes are dropped
+MAX_EDITS = 1024  # E: most entries of one row of TokenEdits
+PROMPT_BIT = 2**15  # in a token count: the token is in the prompt; the bits below count its output
+MAX_COUNT = 2**15 - 1  # counts of output tokens stop here
+NUM_TOP = 20  # most likely tokens that a step reports at most
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingBatch:
@@ -26,8 +32,25 @@ class SamplingBatch:
     temperature: Array  # [R] float32
     top_k: Array  # [R] int32, 0 keeps the whole vocabulary
     top_p: Array  # [R] float32
+    min_p: Array  # [R] float32
+    typical_p: Array  # [R] float32
+    repetition_penalty: Array  # [R] float32
+    presence_penalty: Array  # [R] float32
+    frequency_penalty: Array  # [R] float32
+    count_rows: Array  # [R] int32, row of the token counts; NONE without penalties
+    num_logprobs: Array  # [R] int32, how many most likely tokens are asked for
+    processed: Array  # [R] int32, 1 where logprobs are of the processed scores
     seeds: Array  # [R 2] int32, the two halves of a 64-bit seed (bits, not values)
     sample_positions: Array  # [R] int32, position of the token that will be sampled
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenEdits:
+    """What is added to the scores of single tokens; -inf bans one. Padding: id NONE."""
+
+    ids: Array  # [R E] int32, distinct within a row, real ones first
+    values: Array  # [R E] float32
+    only_listed: Array  # [R] int32, 1 bans every token that is not listed
 
 
 SAMPLING_FIELDS = tuple(field.name for field in fields(SamplingBatch))
@@ -51,7 +74,9 @@ class Batch:
     prompt_lens: Array  # [B] int32, length of the prompt (dynamic RoPE scales by it)
     page_table: Array  # [B M] int32
     sample_rows: Array  # [R] int32, index into T
+    target_ids: Array  # [T] int32, prompt token to score from here; NONE where none is asked
     sampling: SamplingBatch
+    edits: TokenEdits | None  # None when no row has any; then nothing is sent
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,12 +94,29 @@ def empty_sampling(num_rows: int) -> SamplingBatch:
         temperature=np.zeros(num_rows, np.float32),
         top_k=np.zeros(num_rows, np.int32),
         top_p=np.ones(num_rows, np.float32),
+        min_p=np.zeros(num_rows, np.float32),
+        typical_p=np.ones(num_rows, np.float32),
+        repetition_penalty=np.ones(num_rows, np.float32),
+        presence_penalty=np.zeros(num_rows, np.float32),
+        frequency_penalty=np.zeros(num_rows, np.float32),
+        count_rows=np.full(num_rows, NONE, np.int32),
+        num_logprobs=np.zeros(num_rows, np.int32),
+        processed=np.zeros(num_rows, np.int32),
         seeds=np.zeros((num_rows, 2), np.int32),
         sample_positions=np.zeros(num_rows, np.int32),
     )
 
 
-def empty_batch(shape: BatchShape, num_slots: int) -> Batch:
+def empty_edits(num_rows: int) -> TokenEdits:
+    """Rows without edits."""
+    return TokenEdits(
+        ids=np.full((num_rows, MAX_EDITS), NONE, np.int32),
+        values=np.zeros((num_rows, MAX_EDITS), np.float32),
+        only_listed=np.zeros(num_rows, np.int32),
+    )
+
+
+def empty_batch(shape: BatchShape, num_slots: int, edits: TokenEdits | None = None) -> Batch:
     """A batch of nothing but padding: what a warm-up runs, and what `make_batch` fills in."""
     tokens, seqs, pages = shape.num_tokens, shape.num_seqs, shape.max_pages
     return Batch(
@@ -86,8 +128,18 @@ def empty_batch(shape: BatchShape, num_slots: int) -> Batch:
         prompt_lens=np.zeros(seqs, np.int32),
         page_table=np.zeros((seqs, pages), np.int32),
         sample_rows=np.zeros(seqs, np.int32),
+        target_ids=np.full(tokens, NONE, np.int32),
         sampling=empty_sampling(seqs),
+        edits=edits,
     )
+
+
+class Scores(NamedTuple):
+    """Log-probabilities on the host, one row per token."""
+
+    logprobs: np.ndarray  # [rows] float32
+    top_ids: np.ndarray  # [rows NUM_TOP] int32, most likely first; NONE past a small vocabulary
+    top_logprobs: np.ndarray  # [rows NUM_TOP] float32
 
 
 class Sampled(NamedTuple):
@@ -95,6 +147,8 @@ class Sampled(NamedTuple):
 
     token_ids: list[int]
     logprobs: list[float]
+    top: Scores | None = None  # [R]; only if a row asked
+    prompt: Scores | None = None  # [T], valid where the batch had a target; only if one asked
 
 
 class PageMove(NamedTuple):

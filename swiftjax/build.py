@@ -29,6 +29,7 @@ from swiftjax.engine.tokenizer import Tokenizer
 from swiftjax.errors import InvalidRequestError, UnsupportedError
 from swiftjax.memory import GIB, MemoryPlan, plan_pages, temporaries
 from swiftjax.model.kv_cache import bytes_per_page
+from swiftjax.model.logprobs import PROMPT_BLOCK
 from swiftjax.model.runner import ModelRunner, make_runner
 
 logger = logging.getLogger(__name__)
@@ -98,6 +99,7 @@ def build_core(
     runner = make_runner(
         model,
         loaded.params,
+        max_num_seqs=sizes.max_num_seqs,
         num_pages=plan.num_pages,
         page_size=sizes.page_size,
         max_model_len=sizes.max_model_len,
@@ -219,7 +221,7 @@ def _plan_memory(
     temporary = temporaries(
         model,
         num_tokens=max(sizes.max_num_batched_tokens, sizes.max_num_seqs + 1),
-        num_rows=sizes.max_num_seqs,
+        num_rows=max(sizes.max_num_seqs, PROMPT_BLOCK),
         itemsize=itemsize,
     )
     stats = jax.local_devices()[0].memory_stats()

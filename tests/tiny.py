@@ -36,12 +36,18 @@ def tiny_params(config: ModelConfig = TINY) -> dict[str, Array]:
 
 
 def tiny_runner(
-    *, num_pages: int, page_size: int, config: ModelConfig = TINY, max_model_len: int = 512
+    *,
+    num_pages: int,
+    page_size: int,
+    config: ModelConfig = TINY,
+    max_model_len: int = 512,
+    max_num_seqs: int = 5,
 ) -> ModelRunner:
     """A runner with a fresh cache over the tiny weights."""
     return make_runner(
         config,
         tiny_params(TINY),
+        max_num_seqs=max_num_seqs,
         num_pages=num_pages,
         page_size=page_size,
         max_model_len=max_model_len,
@@ -80,7 +86,12 @@ def tiny_core(
     pool, rows = PagePool(num_pages, page_size), RowTable(max_num_seqs, max_pages)
     return EngineCore(
         Scheduler(config, pool, rows, costs=costs),
-        tiny_runner(num_pages=num_pages, page_size=page_size, max_model_len=max_model_len),
+        tiny_runner(
+            num_pages=num_pages,
+            page_size=page_size,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+        ),
         buckets,
         EngineLimits(TINY.vocab_size, max_model_len, ()),
     )

@@ -9,8 +9,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from swiftjax.batch import SAMPLING_FIELDS, Batch, BatchShape, empty_batch
+from swiftjax.batch import (
+    SAMPLING_FIELDS,
+    Batch,
+    BatchShape,
+    TokenEdits,
+    empty_batch,
+    empty_edits,
+)
 from swiftjax.engine.plan import Plan
+from swiftjax.engine.results import scores_of
 from swiftjax.engine.rows import RowTable
 
 
@@ -26,9 +34,9 @@ class Buckets:
         """Every shape that can occur: what a warm-up compiles."""
         return (*self.decode, *self.mixed)
 
-    def choose(self, num_tokens: int, num_seqs: int) -> BatchShape:
-        """The smallest bucket that holds a step."""
-        fitting = self.decode if num_tokens == num_seqs else self.mixed
+    def choose(self, num_tokens: int, num_seqs: int, *, scores_prompt: bool = False) -> BatchShape:
+        """The smallest bucket that holds a step; prompts are scored in mixed ones only."""
+        fitting = self.decode if num_tokens == num_seqs and not scores_prompt else self.mixed
         return next(b for b in fitting if b.num_tokens >= num_tokens and b.num_seqs >= num_seqs)
 
 
@@ -63,7 +71,9 @@ def make_batch(
     num_new = np.fromiter((w.num_new for w in plan.work), np.int32, count)
     ends = np.cumsum(num_new, dtype=np.int32)
     num_tokens = int(ends[-1])
-    batch = empty_batch(buckets.choose(num_tokens, count), num_slots)
+    scores_prompt = any(map(scores_of, plan.work))
+    shape = buckets.choose(num_tokens, count, scores_prompt=scores_prompt)
+    batch = empty_batch(shape, num_slots, edits=_make_edits(plan, shape.num_seqs))
     batch.query_starts[1 : count + 1] = ends
     batch.query_starts[count + 1 :] = num_tokens
     batch.context_lens[:count] = starts + num_new
@@ -72,6 +82,8 @@ def make_batch(
     _fill_tokens(batch, plan, starts, num_new, ends, page_size)
     samples = np.fromiter((w.samples for w in plan.work), bool, count)
     _fill_sampling(batch, rows, row_ids[samples], ends[samples] - 1)
+    if scores_prompt:
+        _fill_targets(batch, plan)
     return batch
 
 
@@ -112,3 +124,28 @@ def _fill_sampling(
     for name in SAMPLING_FIELDS:
         getattr(batch.sampling, name)[:count] = getattr(rows.sampling, name)[row_ids]
     batch.sampling.sample_positions[:count] = batch.positions[token_rows] + 1
+
+
+def _fill_targets(batch: Batch, plan: Plan) -> None:
+    """The token after each prompt token whose score is asked for and not known yet."""
+    offset = 0
+    for work in plan.work:
+        if span := scores_of(work):
+            targets = work.sequence.token_ids[span.start + 1 : span.stop + 1]
+            first = offset + span.start - work.start
+            batch.target_ids[first : first + len(targets)] = targets
+        offset += work.num_new
+
+
+def _make_edits(plan: Plan, num_rows: int) -> TokenEdits | None:
+    sampled = [work.sequence for work in plan.work if work.samples]
+    if not any(sequence.rules for sequence in sampled):
+        return None
+    edits = empty_edits(num_rows)
+    for row, sequence in enumerate(sampled):
+        if sequence.rules is not None:
+            values = sequence.rules.edits(sequence.token_ids)
+            edits.ids[row, : len(values)] = list(values)
+            edits.values[row, : len(values)] = list(values.values())
+            edits.only_listed[row] = sequence.rules.only_listed
+    return edits

@@ -9,9 +9,13 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
+
 from swiftjax.batch import Batch, PageMoves, Sampled
 from swiftjax.engine.batching import Buckets, make_batch
+from swiftjax.engine.plan import Plan
 from swiftjax.engine.request import Request, StepOutput
+from swiftjax.engine.rows import count_tokens, has_penalties
 from swiftjax.engine.scheduler import Scheduler
 
 
@@ -30,6 +34,10 @@ class Runner(Protocol):
 
     def dispatch(self, batch: Batch, moves: PageMoves) -> PendingTokens:
         """Move pages, then start one step; the KV cache advances with every call."""
+        ...
+
+    def load_counts(self, row: int, counts: np.ndarray) -> None:
+        """Replace one row of the token counts, [V] uint16, before the next step."""
         ...
 
 
@@ -80,6 +88,7 @@ class EngineCore:
         plan = self.scheduler.schedule(self._clock())
         if not plan.work:
             return self.scheduler.take_ended()
+        self._load_counts(plan)
         pool = self.scheduler.pool
         num_slots = pool.num_pages * pool.page_size
         batch = make_batch(
@@ -91,6 +100,12 @@ class EngineCore:
         )
         num_rows = sum(work.samples for work in plan.work)
         return self.scheduler.update(plan, self._runner.dispatch(batch, plan.moves).wait(num_rows))
+
+    def _load_counts(self, plan: Plan) -> None:
+        for sequence in plan.admitted:
+            if has_penalties(sequence.request.generation):
+                counts = count_tokens(sequence, self.limits.vocab_size)
+                self._runner.load_counts(sequence.row, counts)
 
     @property
     def has_work(self) -> bool:

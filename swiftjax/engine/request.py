@@ -3,88 +3,18 @@
 Imports nothing but the standard library and `errors`; both transports and the engine share it.
 """
 
-import math
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from swiftjax.engine.checks import MAX_TOKENS as MAX_TOKENS
+from swiftjax.engine.checks import check_in_vocabulary
+from swiftjax.engine.generation import GenerationConfig as GenerationConfig
 from swiftjax.errors import InvalidRequestError
 
 FinishReason = Literal["stop", "length", "abort", "time_limit", "error"]
 Prompt = str | SequenceOf[int]
-
-MAX_STOP_STRINGS = 16
-MAX_STOP_BYTES = 256
-MAX_STOP_TOKEN_IDS = 128
-MAX_TOKENS = 2**31 - 1
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GenerationConfig:
-    """How to generate. Raises InvalidRequestError for a value outside its range.
-
-    `max_new_tokens` beyond what max_model_len leaves (None: no limit of its own) is cut to what
-    is left, and the answer then ends with finish_reason "length". `temperature=0` is greedy.
-    `top_k` 0 or -1 keeps the whole vocabulary; `top_p=0` keeps the most likely token only. Without
-    a `seed` the engine draws a fresh one per request; the same seed gives the same tokens in any
-    batch.
-    """
-
-    max_new_tokens: int | None = 256
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    seed: int | None = None
-    stop: str | SequenceOf[str] = ()
-    stop_token_ids: SequenceOf[int] = ()
-    include_stop_str: bool = False
-    ignore_eos: bool = False
-
-    def __post_init__(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-        object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        object.__setattr__(self, "top_k", 0 if self.top_k == -1 else self.top_k)
-        if self.max_new_tokens is not None:
-            _check_int("max_new_tokens", self.max_new_tokens, 1, MAX_TOKENS)
-        _check_float("temperature", self.temperature, 0.0, 100.0)
-        _check_float("top_p", self.top_p, 0.0, 1.0)
-        _check_int("top_k", self.top_k, 0, MAX_TOKENS)
-        if self.seed is not None:
-            _check_int("seed", self.seed, 0, 2**64 - 1)
-        _check_stops(stop, tuple(self.stop_token_ids))
-
-
-def _check_int(name: str, value: object, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidRequestError(f"{name} must be an integer, not {value!r}")
-    if not low <= value <= high:
-        raise InvalidRequestError(f"{name} is {value}; it must lie in [{low}, {high}]")
-
-
-def _check_float(name: str, value: object, low: float, high: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise InvalidRequestError(f"{name} must be a finite number, not {value!r}")
-    if not low <= value <= high:
-        raise InvalidRequestError(f"{name} is {value}; it must lie in [{low:g}, {high:g}]")
-
-
-def _check_stops(stop: tuple[str, ...], stop_token_ids: tuple[int, ...]) -> None:
-    if len(stop) > MAX_STOP_STRINGS:
-        raise InvalidRequestError(f"{len(stop)} stop strings; at most {MAX_STOP_STRINGS} are taken")
-    for text in stop:
-        if not isinstance(text, str) or not text:
-            raise InvalidRequestError(f"stop strings must be non-empty text, not {text!r:.80}")
-        if len(text.encode("utf-8", "surrogatepass")) > MAX_STOP_BYTES:
-            raise InvalidRequestError(
-                f"a stop string of {len(text)} characters is over {MAX_STOP_BYTES} bytes"
-            )
-    if len(stop_token_ids) > MAX_STOP_TOKEN_IDS:
-        raise InvalidRequestError(
-            f"{len(stop_token_ids)} stop token ids; at most {MAX_STOP_TOKEN_IDS} are taken"
-        )
-    for token_id in stop_token_ids:
-        _check_int("stop_token_ids", token_id, 0, MAX_TOKENS)
+TopLogprobs = tuple[tuple[int, float], ...]  # (token id, log-probability), most likely first
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,17 +34,27 @@ class Request:
     cache_salt: str = ""  # cached pages are shared only between equal salts
 
 
+class PromptLogprobs(NamedTuple):
+    """One entry per prompt token; the first has nothing before it: None, and no alternatives."""
+
+    logprobs: tuple[float | None, ...]
+    top_logprobs: tuple[TopLogprobs, ...]
+
+
 class StepOutput(NamedTuple):
-    """What one step produced for one request.
+    """What one step produced for one choice of one request.
 
     `finish_reason == "stop"` says that the last of `token_ids` is a stop token: it counts as a
-    token but its text is not shown.
+    token but its text is not shown. `prompt` comes with the first token, if it was asked for.
     """
 
     request_id: str
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     finish_reason: FinishReason | None
+    index: int = 0
+    top_logprobs: tuple[TopLogprobs, ...] = ()
+    prompt: PromptLogprobs | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,16 +66,26 @@ class Timings:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """One of the `n` answers. `top_logprobs` has an entry per token where it was asked for."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...] = field(repr=False)
+    top_logprobs: tuple[TopLogprobs, ...] = field(repr=False)
+    finish_reason: FinishReason
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RequestOutput:
-    """The whole answer to one request; `id` and `output` are short names for two of its fields."""
+    """The whole answer to one request; its short names speak of the first choice."""
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...] = field(repr=False)
-    text: str
-    finish_reason: FinishReason
+    choices: tuple[Choice, ...]
     timings: Timings
+    prompt: PromptLogprobs | None = field(repr=False)
 
     @property
     def id(self) -> str:
@@ -143,14 +93,34 @@ class RequestOutput:
         return self.request_id
 
     @property
+    def text(self) -> str:
+        """The generated text, after the prompt's if that is echoed."""
+        return self.choices[0].text
+
+    @property
     def output(self) -> str:
-        """The generated text."""
+        """The same as `text`."""
         return self.text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The generated tokens."""
+        return self.choices[0].token_ids
+
+    @property
+    def logprobs(self) -> tuple[float, ...]:
+        """The log-probability of every generated token."""
+        return self.choices[0].logprobs
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """Why the answer ended."""
+        return self.choices[0].finish_reason
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamOutput:
-    """What arrived since the last one: text and token ids are deltas, counts are totals."""
+    """What arrived for one choice since the last one: deltas; counts are totals of the choice."""
 
     request_id: str
     text: str
@@ -160,6 +130,9 @@ class StreamOutput:
     num_prompt_tokens: int
     num_output_tokens: int
     matched_stop: str | int | None = None  # the stop string or stop token id that ended it
+    index: int = 0
+    top_logprobs: tuple[TopLogprobs, ...] = ()
+    prompt: PromptLogprobs | None = None
 
 
 def resolve_request(
@@ -181,33 +154,47 @@ def resolve_request(
     prompt = tuple(prompt_token_ids)
     if not prompt:
         raise InvalidRequestError("the prompt is empty: give at least one token")
-    for token_id in (*prompt, *generation.stop_token_ids):
-        if isinstance(token_id, bool) or not isinstance(token_id, int):
-            raise InvalidRequestError(f"token ids must be integers, not {token_id!r:.80}")
-        if not 0 <= token_id < vocab_size:
-            raise InvalidRequestError(
-                f"token id {token_id} is outside the vocabulary [0, {vocab_size})"
-            )
+    check_in_vocabulary("the prompt", prompt, vocab_size)
     room = max_model_len - len(prompt)
     if room < 1:
         raise InvalidRequestError(
             f"the prompt has {len(prompt)} tokens; max_model_len is {max_model_len}, which must "
             f"hold the prompt and at least one new token: shorten it to {max_model_len - 1}"
         )
-    wanted = generation.max_new_tokens
     eos = () if generation.ignore_eos else tuple(eos_token_ids)
+    stop_token_ids = frozenset((*eos, *generation.stop_token_ids))
+    _check_ids(generation, stop_token_ids, vocab_size)
+    wanted = generation.max_new_tokens
     return Request(
         request_id=request_id,
         prompt_token_ids=prompt,
         generation=generation,
-        max_new_tokens=room if wanted is None else min(wanted, room),
-        stop_token_ids=frozenset((*eos, *generation.stop_token_ids)),
+        # The step that scores the end of a prompt samples a token even if none is to be shown.
+        max_new_tokens=room if wanted is None else max(1, min(wanted, room)),
+        stop_token_ids=stop_token_ids,
         seed=fresh_seed if generation.seed is None else generation.seed,
         arrival_time=arrival_time,
         deadline=deadline,
     )
 
 
-def with_overrides(config: GenerationConfig, **changes: object) -> GenerationConfig:
-    """A copy with some fields replaced (`None` means "leave as it is"), checked again."""
-    return replace(config, **{k: v for k, v in changes.items() if v is not None})  # type: ignore[arg-type]
+def _check_ids(
+    generation: GenerationConfig, stop_token_ids: frozenset[int], vocab_size: int
+) -> None:
+    allowed, banned = generation.allowed_token_ids, set(generation.banned_token_ids)
+    for name, ids in (
+        ("stop_token_ids", generation.stop_token_ids),
+        ("logit_bias", [token_id for token_id, _ in dict(generation.logit_bias).items()]),
+        ("allowed_token_ids", allowed or ()),
+        ("banned_token_ids", generation.banned_token_ids),
+        ("bad_words_ids", [i for word in generation.bad_words_ids for i in word]),
+    ):
+        check_in_vocabulary(name, ids, vocab_size)
+    banned.update(word[0] for word in generation.bad_words_ids if len(word) == 1)
+    if generation.min_new_tokens:
+        banned |= stop_token_ids
+    if not (len(banned) < vocab_size if allowed is None else set(allowed) - banned):
+        raise InvalidRequestError(
+            "no token is left to choose: every allowed id is banned (stop ids count as banned "
+            "before min_new_tokens); allow more or ban fewer"
+        )

@@ -7,9 +7,15 @@ Owned by the scheduler; read by `batching.py`.
 
 import numpy as np
 
-from swiftjax.batch import SamplingBatch, empty_sampling
-from swiftjax.engine.request import Request
+from swiftjax.batch import MAX_COUNT, NONE, PROMPT_BIT, SamplingBatch, empty_sampling
+from swiftjax.engine.request import GenerationConfig, Request
 from swiftjax.engine.sequence import Sequence
+
+# Settings that a SamplingBatch takes as they are.
+_SAME_NAMED = (
+    "temperature", "top_k", "top_p", "min_p", "typical_p",
+    "repetition_penalty", "presence_penalty", "frequency_penalty",
+)  # fmt: skip
 
 
 class RowTable:
@@ -41,8 +47,28 @@ class RowTable:
 
 def _write_sampling(sampling: SamplingBatch, row: int, request: Request) -> None:
     config = request.generation
-    sampling.temperature[row] = config.temperature
-    sampling.top_k[row] = config.top_k
-    sampling.top_p[row] = config.top_p
+    for name in _SAME_NAMED:
+        getattr(sampling, name)[row] = getattr(config, name)
+    sampling.count_rows[row] = row if has_penalties(config) else NONE
+    sampling.num_logprobs[row] = config.logprobs or 0
+    sampling.processed[row] = config.logprobs_mode == "processed"
     halves = np.array([request.seed & 0xFFFFFFFF, request.seed >> 32], np.uint32)
     sampling.seeds[row] = halves.view(np.int32)
+
+
+def has_penalties(config: GenerationConfig) -> bool:
+    """Whether the tokens seen so far must be counted."""
+    neutral = (1.0, 0.0, 0.0)
+    asked = (config.repetition_penalty, config.presence_penalty, config.frequency_penalty)
+    return asked != neutral
+
+
+def count_tokens(sequence: Sequence, vocab_size: int) -> np.ndarray:
+    """The row of token counts, [V] uint16: 2**15 for a prompt token plus uses in the output.
+
+    Counted from the tokens themselves, so neither preemption nor cached pages can lose any.
+    """
+    output = np.bincount(sequence.token_ids[sequence.prompt_len :], minlength=vocab_size)
+    counts = np.minimum(output, MAX_COUNT).astype(np.uint16)
+    counts[np.asarray(sequence.request.prompt_token_ids)] |= PROMPT_BIT
+    return counts

@@ -18,6 +18,7 @@ from swiftjax.engine.policies import QUEUE_POLICIES, VICTIM_POLICIES, PolicyStat
 from swiftjax.engine.preemption import PreemptionCosts
 from swiftjax.engine.prefix_cache import PageKeys
 from swiftjax.engine.request import FinishReason, Request, StepOutput
+from swiftjax.engine.results import make_output, take_prompt_scores
 from swiftjax.engine.rows import RowTable
 from swiftjax.engine.sequence import Sequence
 from swiftjax.engine.waiting_queue import WaitingQueue
@@ -134,16 +135,11 @@ class Scheduler:
     def update(self, plan: Plan, sampled: Sampled) -> list[StepOutput]:
         """Append the sampled tokens, finish what is done, and return what there is to tell."""
         outputs = self.take_ended()
-        rows = zip(sampled.token_ids, sampled.logprobs, strict=True)
-        for work in plan.work:
-            if not work.samples:
-                continue
-            sequence = work.sequence
-            token_id, logprob = next(rows)
-            sequence.token_ids.append(token_id)
+        take_prompt_scores(plan, sampled)
+        for row, sequence in enumerate(w.sequence for w in plan.work if w.samples):
+            sequence.token_ids.append(sampled.token_ids[row])
             reason = sequence.finish_reason()
-            request_id = sequence.request.request_id
-            outputs.append(StepOutput(request_id, (token_id,), (logprob,), reason))
+            outputs.append(make_output(sequence, sampled, row, reason))
             if reason is not None:
                 self._finish(sequence)
         return outputs

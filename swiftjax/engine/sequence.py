@@ -6,7 +6,8 @@ it owns `ceil(computed_len / page_size)` pages and one row; in any other state i
 
 from typing import Literal
 
-from swiftjax.engine.request import FinishReason, Request
+from swiftjax.engine.request import FinishReason, Request, TopLogprobs
+from swiftjax.engine.token_rules import make_rules
 
 # preempted: its tokens are kept; its pages are on the host ("swapped") or must be computed again
 SequenceState = Literal["waiting", "running", "swapped", "preempted", "finished"]
@@ -22,8 +23,10 @@ class Sequence:
         "order",
         "page_ids",
         "page_keys",
+        "prompt_scores",
         "request",
         "row",
+        "rules",
         "state",
         "token_ids",
     )
@@ -34,6 +37,8 @@ class Sequence:
         self.token_ids: list[int] = list(request.prompt_token_ids)
         self.page_ids: list[int] = []
         self.page_keys: list[bytes] = []  # of the full pages whose tokens are known
+        self.prompt_scores: list[tuple[float, TopLogprobs]] = []  # of prompt tokens 1, 2, ...
+        self.rules = make_rules(request)
         self.computed_len = 0
         self.num_cached = 0  # prompt tokens found in the prefix cache when first admitted
         self.num_swapped = 0  # pages of it that lie on the host

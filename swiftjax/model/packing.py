@@ -4,7 +4,7 @@ All fields are 4 bytes wide; floats travel as their bits. The layout follows fro
 """
 
 import math
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import jax
 import jax.numpy as jnp
@@ -12,15 +12,15 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Int, Int32
 
-from swiftjax.batch import Batch, BatchShape, SamplingBatch, empty_batch
+from swiftjax.batch import Batch, BatchShape, SamplingBatch, TokenEdits, empty_batch
 
-for _cls in (Batch, SamplingBatch):
+for _cls in (Batch, SamplingBatch, TokenEdits):
     jax.tree_util.register_dataclass(_cls, [f.name for f in fields(_cls)], [])
 
 
 def pack(batch: Batch) -> Int32[np.ndarray, " words"]:
-    """Concatenate all fields, in declaration order."""
-    leaves = jax.tree.leaves(batch)
+    """Concatenate all fields but the edits, in declaration order."""
+    leaves = jax.tree.leaves(replace(batch, edits=None))
     return np.concatenate([np.ascontiguousarray(leaf).ravel().view(np.int32) for leaf in leaves])
 
 

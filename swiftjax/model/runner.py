@@ -1,45 +1,91 @@
 """Runs steps: owns the weights, the donated KV cache and one compiled program per batch shape.
 
-A step is a pure function of (params, kv_cache, packed batch). The module structure is split off
-once and closed over, because calling through `nnx.jit` costs 80 times more per call than a flat
-tuple of arrays. Knows nothing of requests; called by the engine core through `dispatch`.
+A step is a pure function of (params, kv_cache, token counts, packed batch, edits). The module
+structure is split off once and closed over, because calling through `nnx.jit` costs 80 times more
+per call than a flat tuple of arrays. Knows nothing of requests; called by the engine core.
 """
 
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import lax
-from jaxtyping import Array, Int
+from jaxtyping import Array, Int, UInt16
 
 from swiftjax import kernels
-from swiftjax.batch import Batch, BatchShape, PageMoves, Sampled, empty_batch
+from swiftjax.batch import (
+    NONE,
+    NUM_TOP,
+    Batch,
+    BatchShape,
+    PageMoves,
+    Sampled,
+    Scores,
+    TokenEdits,
+    empty_batch,
+    empty_edits,
+)
 from swiftjax.config import ModelConfig
 from swiftjax.model.kv_cache import KVCache, make_kv_cache
 from swiftjax.model.kv_swap import KVSwap
 from swiftjax.model.llama import Llama
+from swiftjax.model.logprobs import TokenScores, score_prompt
 from swiftjax.model.packing import pack, packed_size, unpack
+from swiftjax.model.penalties import Counts, count_sampled, empty_counts
 from swiftjax.model.rope import RopeTable, make_rope_table
 from swiftjax.model.sampling import sample
 
 NO_MOVES = PageMoves()
 
 
-class DeviceTokens:
-    """The sampled rows of a step that may still be running."""
+class StepResult(NamedTuple):
+    """What a step leaves on the device for the host; floats travel as their bits."""
 
-    def __init__(self, packed: Int[Array, "2 R"]) -> None:
-        self._packed = packed
-        packed.copy_to_host_async()
+    tokens: Array  # [2 R] int32: token ids, log-probabilities
+    top: Array  # [R 2 * NUM_TOP] int32: ids, log-probabilities
+    prompt: Array | None  # [T 1 + 2 * NUM_TOP] int32; None in a decode bucket
+
+
+class DeviceTokens:
+    """The results of a step that may still be running; fetches what its batch asked for."""
+
+    def __init__(self, result: StepResult, batch: Batch) -> None:
+        self._tokens = result.tokens
+        has_top = bool(batch.sampling.num_logprobs.any())
+        has_targets = bool((batch.target_ids != NONE).any())
+        self._top = result.top if has_top else None
+        self._prompt = result.prompt if has_targets else None
+        for array in (self._tokens, self._top, self._prompt):
+            if array is not None:
+                array.copy_to_host_async()
 
     def wait(self, num_rows: int) -> Sampled:
         """Block until the step is done; the first `num_rows` rows."""
-        host = np.asarray(self._packed)[:, :num_rows]
-        return Sampled(host[0].tolist(), host[1].view(np.float32).tolist())
+        token_ids, bits = np.asarray(self._tokens)[:, :num_rows]
+        logprobs = bits.view(np.float32)
+        top = prompt = None
+        if self._top is not None:
+            top = _scores(logprobs, np.asarray(self._top)[:num_rows])
+        if self._prompt is not None:
+            words = np.asarray(self._prompt)
+            prompt = _scores(words[:, 0].view(np.float32), words[:, 1:])
+        return Sampled(token_ids.tolist(), logprobs.tolist(), top, prompt)
+
+
+def _scores(logprobs: np.ndarray, top: np.ndarray) -> Scores:
+    return Scores(logprobs, top[:, :NUM_TOP], top[:, NUM_TOP:].view(np.float32))
+
+
+def _bits(scores: TokenScores) -> tuple[Array, Array, Array]:
+    logprobs, top = (
+        lax.bitcast_convert_type(x, jnp.int32) for x in (scores.logprobs, scores.top_logprobs)
+    )
+    return logprobs, scores.top_ids, top
 
 
 class StepModel:
@@ -81,13 +127,19 @@ class StepModel:
 class ModelRunner:
     """Compiles, warms up and dispatches steps."""
 
-    def __init__(self, model: StepModel, kv_cache: KVCache) -> None:
+    def __init__(self, model: StepModel, kv_cache: KVCache, counts: Counts) -> None:
         self._model = model
         self._kv_cache = kv_cache
+        self._counts = counts
         self._compiled: dict[BatchShape, jax.stages.Compiled] = {}
         self._swap: KVSwap | None = None
         pages = kv_cache.keys[0]
         self._num_slots = pages.shape[0] * pages.shape[2]
+        self._no_edits: dict[int, TokenEdits] = {}  # on the device, by number of rows
+        set_row = jax.jit(lambda counts, row, values: counts.at[row].set(values), donate_argnums=0)
+        values = jax.ShapeDtypeStruct(counts.shape[1:], counts.dtype)
+        row = jax.ShapeDtypeStruct((), jnp.int32)
+        self._set_counts = set_row.lower(counts, row, values).compile()
 
     @property
     def num_compiles(self) -> int:
@@ -133,8 +185,15 @@ class ModelRunner:
             max_pages=batch.page_table.shape[1],
         )
         step = self._compiled.get(shape) or self._compile(shape)
-        sampled, self._kv_cache = step(self._model.params, self._kv_cache, pack(batch))
-        return DeviceTokens(sampled)
+        edits = self._no_edits[shape.num_seqs] if batch.edits is None else batch.edits
+        result, self._kv_cache, self._counts = step(
+            self._model.params, self._kv_cache, self._counts, pack(batch), edits
+        )
+        return DeviceTokens(result, batch)
+
+    def load_counts(self, row: int, counts: UInt16[np.ndarray, " V"]) -> None:
+        """Replace one row of the token counts before the next step."""
+        self._counts = self._set_counts(self._counts, np.int32(row), counts)
 
     def _swapper(self) -> KVSwap:
         if self._swap is None:
@@ -143,38 +202,58 @@ class ModelRunner:
 
     def _compile(self, shape: BatchShape) -> jax.stages.Compiled:
         lowered = self.lower(shape)
+        if shape.num_seqs not in self._no_edits:
+            self._no_edits[shape.num_seqs] = jax.device_put(empty_edits(shape.num_seqs))
         self._compiled[shape] = compiled = lowered.compile()
         return compiled
 
     def lower(self, shape: BatchShape) -> jax.stages.Lowered:
         """The step of one shape, traced but not compiled: what `plan` and the tests look into."""
 
+        scores_prompt = shape.num_tokens > shape.num_seqs
+
         def step(
-            params: tuple[Array, ...], kv_cache: KVCache, packed: Int[Array, " words"]
-        ) -> tuple[Int[Array, "2 R"], KVCache]:
+            params: tuple[Array, ...],
+            kv_cache: KVCache,
+            counts: Counts,
+            packed: Int[Array, " words"],
+            edits: TokenEdits,
+        ) -> tuple[StepResult, KVCache, Counts]:
             batch = unpack(packed, shape)
             model, hidden, kv_cache = self._model.forward(params, kv_cache, batch)
             logits = model.logits(hidden[batch.sample_rows])
             with jax.named_scope("sample"):
-                token_ids, logprobs = sample(logits, batch.sampling)
-            bits = lax.bitcast_convert_type(logprobs, jnp.int32)
-            return jnp.stack([token_ids, bits]), kv_cache
+                token_ids, scores = sample(logits, batch.sampling, edits, counts)
+                counts = count_sampled(counts, batch.sampling.count_rows, token_ids)
+            logprobs, *top = _bits(scores)
+            prompt = None
+            if scores_prompt:
+                with jax.named_scope("score_prompt"):
+                    scores = score_prompt(model.logits, hidden, batch.target_ids)
+                logprob, *alternatives = _bits(scores)
+                prompt = jnp.concatenate([logprob[:, None], *alternatives], axis=1)
+            tokens = jnp.stack([token_ids, logprobs])
+            result = StepResult(tokens, jnp.concatenate(top, axis=1), prompt)
+            return result, kv_cache, counts
 
         packed = jax.ShapeDtypeStruct((packed_size(shape),), jnp.int32)
-        return jax.jit(step, donate_argnums=1).lower(self._model.params, self._kv_cache, packed)
+        edits = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, empty_edits(shape.num_seqs)))
+        args = (self._model.params, self._kv_cache, self._counts, packed, edits)
+        return jax.jit(step, donate_argnums=(1, 2)).lower(*args)
 
 
 def make_runner(
     config: ModelConfig,
     params: dict[str, Array],
     *,
+    max_num_seqs: int,
     num_pages: int,
     page_size: int,
     max_model_len: int,
     implementation: kernels.Implementation,
 ) -> ModelRunner:
-    """Assemble a runner with a fresh KV cache in the model's dtype."""
+    """Assemble a runner with a fresh KV cache in the model's dtype, for rows < max_num_seqs."""
     model = StepModel(config, params, max_model_len=max_model_len, implementation=implementation)
     dtype = jnp.dtype(config.dtype or "float32")
     cache = make_kv_cache(config, num_pages=num_pages, page_size=page_size, dtype=dtype)
-    return ModelRunner(model, cache)
+    return ModelRunner(model, cache, empty_counts(max_num_seqs, config.vocab_size))

@@ -1,45 +1,94 @@
 """Sampling on the device. All settings are rows of arrays, so that no mix of them ever recompiles.
 
-The random numbers of a row depend on its (seed, position) and on nothing else: not on the batch,
-not on the row it sits in.
+The order: penalties, biases and bans, temperature, filters, draw. The random numbers of a row
+depend on its (seed, position) and on nothing else: not on the batch, not on the row it sits in.
 """
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from swiftjax.batch import SamplingBatch
+from swiftjax.batch import NONE, SamplingBatch, TokenEdits
+from swiftjax.model.filters import has_filters, keep_mask
+from swiftjax.model.logprobs import TokenScores, no_scores, token_logprobs, top_logprobs
+from swiftjax.model.penalties import Counts, apply_edits, apply_penalties
+
+
+class SampledTokens(NamedTuple):
+    """One token per row and its scores, as arrays in jit."""
+
+    token_ids: Array  # [R] int32
+    scores: TokenScores  # of R rows
 
 
 def sample(
-    logits: Float[Array, "R V"], sampling: SamplingBatch
-) -> tuple[Int[Array, " R"], Float[Array, " R"]]:
-    """Draw one token per row; also its log-probability under the raw logits.
+    logits: Float[Array, "R V"], sampling: SamplingBatch, edits: TokenEdits, counts: Counts
+) -> SampledTokens:
+    """Choose one token per row; the log-probabilities are raw except where processed are asked.
 
-    Temperature is applied first, then top-k, then top-p (Holtzman et al., "The Curious Case of
-    Neural Text Degeneration"). The most likely token is always kept.
+    Processed ones are of the scores after penalties, edits and temperature, before the filters.
     """
-    greedy = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+
+    def greedy() -> SampledTokens:
+        token_ids = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+        scores = no_scores(logits.shape[0])
+        return SampledTokens(token_ids, scores._replace(logprobs=token_logprobs(logits, token_ids)))
+
+    # Everything else costs passes over the whole vocabulary, worth skipping when all are greedy.
+    is_plain = ~(_has_edits(edits) | _has_wishes(sampling))
+    return lax.cond(is_plain, greedy, lambda: _sample(logits, sampling, edits, counts))
+
+
+def _has_edits(edits: TokenEdits) -> Bool[Array, ""]:
+    no_limit = edits.only_listed == 0
+    return jnp.any(~no_limit | (edits.ids[:, 0] != NONE))
+
+
+def _has_penalties(sampling: SamplingBatch) -> Bool[Array, ""]:
+    changes = (sampling.presence_penalty != 0.0) | (sampling.frequency_penalty != 0.0)
+    return jnp.any(changes | (sampling.repetition_penalty != 1.0))
+
+
+def _has_wishes(sampling: SamplingBatch) -> Bool[Array, ""]:
+    reports = (sampling.num_logprobs > 0) | (sampling.processed > 0)
+    return _has_penalties(sampling) | jnp.any(reports | (sampling.temperature > 0.0))
+
+
+def _sample(
+    logits: Float[Array, "R V"], sampling: SamplingBatch, edits: TokenEdits, counts: Counts
+) -> SampledTokens:
+    changed = lax.cond(
+        _has_penalties(sampling),
+        lambda: apply_penalties(logits, counts, sampling),
+        lambda: logits,
+    )
+    changed = lax.cond(_has_edits(edits), lambda: apply_edits(changed, edits), lambda: changed)
     is_random = sampling.temperature > 0.0
-    # Sorting and drawing over the whole vocabulary is worth skipping when all rows are greedy.
-    tokens = lax.cond(
+    scaled = changed / jnp.where(is_random, sampling.temperature, 1.0)[:, None]
+    greedy = jnp.argmax(changed, axis=-1).astype(jnp.int32)
+    token_ids = lax.cond(
         jnp.any(is_random),
-        lambda: jnp.where(is_random, _draw(logits, sampling), greedy),
+        lambda: jnp.where(is_random, _draw(scaled, sampling), greedy),
         lambda: greedy,
     )
-    chosen = jnp.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0]
-    return tokens, chosen - jax.nn.logsumexp(logits, axis=-1)
+    reported = jnp.where(sampling.processed[:, None] > 0, scaled, logits)
+    none = no_scores(logits.shape[0])
+    top_ids, top = lax.cond(
+        jnp.any(sampling.num_logprobs > 0),
+        lambda: top_logprobs(reported),
+        lambda: (none.top_ids, none.top_logprobs),
+    )
+    return SampledTokens(token_ids, TokenScores(token_logprobs(reported, token_ids), top_ids, top))
 
 
-def _draw(logits: Float[Array, "R V"], sampling: SamplingBatch) -> Int[Array, " R"]:
+def _draw(scaled: Float[Array, "R V"], sampling: SamplingBatch) -> Int[Array, " R"]:
     """Gumbel-max: argmax(logits / T + noise) over the kept tokens is a draw from the softmax."""
-    temperature = jnp.where(sampling.temperature > 0.0, sampling.temperature, 1.0)
-    scaled = logits / temperature[:, None]
-    noisy = scaled + _gumbel_noise(sampling.seeds, sampling.sample_positions, logits.shape[1])
-    has_limit = jnp.any((sampling.top_k > 0) | (sampling.top_p < 1.0))
+    noisy = scaled + _gumbel_noise(sampling.seeds, sampling.sample_positions, scaled.shape[1])
     return lax.cond(
-        has_limit,
+        has_filters(sampling),
         lambda: _argmax_kept(scaled, noisy, sampling),
         lambda: jnp.argmax(noisy, axis=-1).astype(jnp.int32),
     )
@@ -49,25 +98,11 @@ def _argmax_kept(
     scaled: Float[Array, "R V"], noisy: Float[Array, "R V"], sampling: SamplingBatch
 ) -> Int[Array, " R"]:
     order = jnp.argsort(scaled, axis=-1, descending=True, stable=True)
-    kept = keep_mask(jnp.take_along_axis(scaled, order, axis=-1), sampling.top_k, sampling.top_p)
+    kept = keep_mask(jnp.take_along_axis(scaled, order, axis=-1), sampling)
     # The noise belongs to the token id, not to its rank, so this is the unlimited draw masked.
     candidates = jnp.where(kept, jnp.take_along_axis(noisy, order, axis=-1), -jnp.inf)
     best = jnp.argmax(candidates, axis=-1)[:, None]
     return jnp.take_along_axis(order, best, axis=-1)[:, 0].astype(jnp.int32)
-
-
-def keep_mask(
-    ordered: Float[Array, "R V"], top_k: Int[Array, " R"], top_p: Float[Array, " R"]
-) -> Bool[Array, "R V"]:
-    """Which entries of descending logits survive top-k (0: no limit), then top-p."""
-    rank = lax.broadcasted_iota(jnp.int32, ordered.shape, 1)
-    limit = jnp.where(top_k > 0, top_k, ordered.shape[1])
-    in_top_k = rank < limit[:, None]
-    probs = jax.nn.softmax(jnp.where(in_top_k, ordered, -jnp.inf), axis=-1)
-    mass_before = jnp.cumsum(probs, axis=-1) - probs
-    # At top_p = 1 a rounded sum may reach 1 early, so the limit is lifted rather than compared.
-    in_top_p = (mass_before < top_p[:, None]) | (top_p[:, None] >= 1.0)
-    return (in_top_k & in_top_p) | (rank == 0)
 
 
 def _gumbel_noise(

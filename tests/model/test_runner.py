@@ -35,16 +35,16 @@ def test_pack_and_unpack_are_inverse(shape: BatchShape) -> None:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_kv_cache_is_donated_and_aliased(shape: BatchShape) -> None:
-    """The step's cache is the caller's cache: same bytes in place, no copy."""
+    """The step's cache and token counts are the caller's: same bytes in place, no copy."""
     runner = tiny_runner(num_pages=64, page_size=4)
     compiled = runner.lower(shape).compile()
-    kv_bytes = 64 * bytes_per_page(TINY, 4, 4)
-    assert compiled.memory_analysis().alias_size_in_bytes == kv_bytes
-    before = runner._kv_cache
+    state_bytes = 64 * bytes_per_page(TINY, 4, 4) + 5 * TINY.vocab_size * 2
+    assert compiled.memory_analysis().alias_size_in_bytes == state_bytes
+    before = (runner._kv_cache, runner._counts)
     places = [x.unsafe_buffer_pointer() for x in jax.tree.leaves(before)]
     runner.dispatch(empty_batch(shape, 64 * 4)).wait(1)
     assert all(x.is_deleted() for x in jax.tree.leaves(before))
-    after = jax.tree.leaves(runner._kv_cache)
+    after = jax.tree.leaves((runner._kv_cache, runner._counts))
     assert [x.unsafe_buffer_pointer() for x in after] == places
 
 

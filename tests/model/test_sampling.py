@@ -7,32 +7,36 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swiftjax.batch import SamplingBatch
+from swiftjax.batch import SamplingBatch, empty_edits, empty_sampling
 from swiftjax.engine.request import GenerationConfig
 from swiftjax.errors import InvalidRequestError
-from swiftjax.model.sampling import keep_mask, sample
+from swiftjax.model.filters import keep_mask
+from swiftjax.model.penalties import empty_counts
+from swiftjax.model.sampling import sample
 
 LOGITS = [2.0, 1.0, 0.0, -1.0]
-_sample = jax.jit(sample)
 
 
-def rows(
-    count: int, *, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, seed: int = 0
-) -> SamplingBatch:
-    """The same settings on every row, at positions 0, 1, 2, ..."""
-    return SamplingBatch(
-        temperature=np.full(count, temperature, np.float32),
-        top_k=np.full(count, top_k, np.int32),
-        top_p=np.full(count, top_p, np.float32),
-        seeds=np.tile(np.array([[seed, 0]], np.int32), (count, 1)),
-        sample_positions=np.arange(count, dtype=np.int32),
-    )
+@jax.jit
+def _sample(logits: jax.Array, sampling: SamplingBatch) -> tuple[jax.Array, jax.Array]:
+    """Tokens and log-probabilities without edits or penalties."""
+    rows, vocab_size = logits.shape
+    token_ids, scores = sample(logits, sampling, empty_edits(rows), empty_counts(1, vocab_size))
+    return token_ids, scores.logprobs
 
 
-def kept_ids(top_k: int = 0, top_p: float = 1.0) -> set[int]:
-    mask = keep_mask(
-        jnp.array([LOGITS]), jnp.array([top_k], jnp.int32), jnp.array([top_p], jnp.float32)
-    )
+def rows(count: int, *, seed: int = 0, **settings: float) -> SamplingBatch:
+    """The same settings on every row, at temperature 1 and positions 0, 1, 2, ..."""
+    batch = empty_sampling(count)
+    for name, value in {"temperature": 1.0, **settings}.items():
+        getattr(batch, name)[:] = value
+    batch.seeds[:, 0] = seed
+    batch.sample_positions[:] = np.arange(count)
+    return batch
+
+
+def kept_ids(**settings: float) -> set[int]:
+    mask = keep_mask(jnp.array([LOGITS]), jax.tree.map(jnp.asarray, rows(1, **settings)))
     return set(np.flatnonzero(np.asarray(mask)[0]).tolist())
 
 
