@@ -12,13 +12,8 @@ from google.protobuf.message import Message
 from swiftjax import __version__
 from swiftjax.config import ModelConfig
 from swiftjax.engine.core import EngineLimits
-from swiftjax.engine.request import (
-    MAX_STOP_STRINGS,
-    MAX_STOP_TOKEN_IDS,
-    FinishReason,
-    GenerationConfig,
-    StreamOutput,
-)
+from swiftjax.engine.generation import MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
+from swiftjax.engine.request import FinishReason, GenerationConfig, StreamOutput
 from swiftjax.engine.tokenizer import Tokenizer
 from swiftjax.errors import InvalidRequestError, NotFoundError
 from swiftjax.serving.proto import swiftjax_pb2 as pb

@@ -15,15 +15,17 @@ import numpy as np
 from swiftjax.build import BuiltCore as BuiltCore
 from swiftjax.build import build_core as build_core
 from swiftjax.config import Dtype, EngineConfig
+from swiftjax.engine.answers import AnswerStream
 from swiftjax.engine.async_engine import AsyncEngine, ThreadLink
-from swiftjax.engine.detokenizer import TextStream
 from swiftjax.engine.request import (
     MAX_TOKENS,
+    Choice,
     GenerationConfig,
     Prompt,
     Request,
     RequestOutput,
     StepOutput,
+    StreamOutput,
     Timings,
     resolve_request,
 )
@@ -42,34 +44,47 @@ def start_async_engine(
 class _Answer:
     """The answer to one request while it grows."""
 
-    def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
+    def __init__(self, request: Request, tokenizer: Tokenizer, prompt_text: str | None) -> None:
         self.request = request
-        self._text_stream = TextStream(tokenizer, request.generation)
-        self._token_ids: list[int] = []
-        self._logprobs: list[float] = []
-        self._text: list[str] = []
+        self._stream = AnswerStream(request, tokenizer, prompt_text)
+        self._deltas: list[list[StreamOutput]] = [[] for _ in range(request.generation.n)]
         self._first_token: float | None = None
 
-    def add(self, output: StepOutput) -> RequestOutput | None:
-        """Take one step's output; the whole answer once it has ended."""
-        now = time.monotonic() - self.request.arrival_time
+    def add(self, output: StepOutput) -> StreamOutput | None:
+        """Take one step's output of one choice; what it adds, None after the choice's end."""
         if output.token_ids and self._first_token is None:
-            self._first_token = now
-        self._token_ids += output.token_ids
-        self._logprobs += output.logprobs
-        delta = self._text_stream.push(output.token_ids, output.finish_reason)
-        self._text.append(delta.text)
-        if delta.finish_reason is None:
+            self._first_token = time.monotonic() - self.request.arrival_time
+        deltas = self._stream.merge([output])
+        for delta in deltas:
+            self._deltas[delta.index].append(delta)
+        return deltas[0] if deltas else None
+
+    def whole(self) -> RequestOutput | None:
+        """The whole answer, once all its choices have ended."""
+        if not self._stream.is_done:
             return None
+        total = time.monotonic() - self.request.arrival_time
+        prompts = [d.prompt for d in self._deltas[0] if d.prompt is not None]
         return RequestOutput(
             request_id=self.request.request_id,
             prompt_token_ids=self.request.prompt_token_ids,
-            token_ids=tuple(self._token_ids),
-            logprobs=tuple(self._logprobs),
-            text="".join(self._text),
-            finish_reason=delta.finish_reason,
-            timings=Timings(first_token=self._first_token, total=now),
+            choices=tuple(_join(deltas) for deltas in self._deltas),
+            timings=Timings(first_token=self._first_token, total=total),
+            prompt=prompts[0] if prompts else None,
         )
+
+
+def _join(deltas: list[StreamOutput]) -> Choice:
+    reason = deltas[-1].finish_reason
+    assert reason is not None
+    return Choice(
+        index=deltas[0].index,
+        text="".join(d.text for d in deltas),
+        token_ids=tuple(i for d in deltas for i in d.token_ids),
+        logprobs=tuple(p for d in deltas for p in d.logprobs),
+        top_logprobs=tuple(top for d in deltas for top in d.top_logprobs),
+        finish_reason=reason,
+    )
 
 
 class Engine:
@@ -142,8 +157,9 @@ class Engine:
         given = [p for p in (prompts, input_ids) if p is not None]
         if len(given) != 1:
             raise InvalidRequestError("give either prompts or input_ids")
-        requests = [self._resolve(p, generation_config, None) for p in _as_list(given[0])]
-        request_ids = self._submit_all(requests)
+        items = _as_list(given[0])
+        requests = [self._resolve(p, generation_config, None) for p in items]
+        request_ids = self._submit_all(requests, items)
         while not all(request_id in self._completed for request_id in request_ids):
             self.step()
         return [self._completed.pop(request_id) for request_id in request_ids]
@@ -156,7 +172,7 @@ class Engine:
         request_id: str | None = None,
     ) -> str:
         """Queue one request and return its id."""
-        return self._submit(self._resolve(prompt, gen_config, request_id))
+        return self._submit(self._resolve(prompt, gen_config, request_id), prompt)
 
     def abort_request(self, request_id: str) -> None:
         """End a request; what it made so far comes out as completed, with reason "abort"."""
@@ -167,12 +183,14 @@ class Engine:
         outputs = self._core.step()
         for output in outputs:
             answer = self._growing.get(output.request_id)
-            done = None if answer is None else answer.add(output)
-            if done is not None:
+            delta = None if answer is None else answer.add(output)
+            if answer is None or delta is None or delta.finish_reason is None:
+                continue
+            if output.finish_reason is None:  # a stop string, which only the text side sees
+                self._core.abort(output.request_id, output.index)
+            if (whole := answer.whole()) is not None:
                 del self._growing[output.request_id]
-                self._completed[output.request_id] = done
-                if output.finish_reason is None:  # a stop string, which only the text side sees
-                    self._core.abort(output.request_id)
+                self._completed[output.request_id] = whole
         return outputs
 
     def is_request_finished(self, request_id: str) -> bool:
@@ -204,20 +222,22 @@ class Engine:
             arrival_time=time.monotonic(),
         )
 
-    def _submit_all(self, requests: list[Request]) -> list[str]:
+    def _submit_all(self, requests: list[Request], prompts: list[Prompt]) -> list[str]:
         try:
-            return [self._submit(request) for request in requests]
+            return [self._submit(r, p) for r, p in zip(requests, prompts, strict=True)]
         except SwiftJaxError:
             for request in requests:
                 self._core.abort(request.request_id)
                 self._growing.pop(request.request_id, None)
             raise
 
-    def _submit(self, request: Request) -> str:
+    def _submit(self, request: Request, prompt: Prompt) -> str:
         if request.request_id in self._completed:
             raise InvalidRequestError(f"request id {request.request_id!r} is already in use")
         self._core.submit(request)
-        self._growing[request.request_id] = _Answer(request, self.tokenizer)
+        self._growing[request.request_id] = _Answer(
+            request, self.tokenizer, prompt if isinstance(prompt, str) else None
+        )
         return request.request_id
 
 

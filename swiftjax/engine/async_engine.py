@@ -11,12 +11,11 @@ import uuid
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
+from swiftjax.engine.answers import AnswerStream
 from swiftjax.engine.core import CoreStats, EngineLimits
-from swiftjax.engine.detokenizer import TextStream
 from swiftjax.engine.engine_link import Ended, EngineEvent, EngineLink, Refused
 from swiftjax.engine.engine_link import ThreadLink as ThreadLink
 from swiftjax.engine.request import (
-    FinishReason,
     GenerationConfig,
     Request,
     StepOutput,
@@ -51,7 +50,7 @@ class AsyncEngine:
         timeout: float | None = None,
         time_limit: float | None = None,
     ) -> AsyncGenerator[StreamOutput, None]:
-        """Yield what is generated, everything that arrived since the last yield at once.
+        """Yield what is generated: per choice, everything that arrived since its last yield.
 
         Closing the generator aborts the request and frees its pages. After `timeout` seconds the
         stream raises DeadlineError; after `time_limit` seconds it ends with what there is and
@@ -60,17 +59,21 @@ class AsyncEngine:
         """
         arrival = time.monotonic()
         seconds = min((s for s in (timeout, time_limit) if s is not None), default=None)
+        text = prompt if isinstance(prompt, str) else None
         if isinstance(prompt, str):
             prompt = await asyncio.to_thread(self.tokenizer.encode, prompt)
         request = self._resolve(request_id, prompt, config, arrival, seconds)
         mailbox = self._submit(request)
         try:
-            answer = _Answer(request, TextStream(self.tokenizer, config))
-            while answer.finish_reason is None:
-                output = answer.merge(await mailbox.take())
-                if output.finish_reason == "time_limit" and seconds == timeout:
-                    raise DeadlineError(f"the deadline of {timeout:g} s has passed")
-                yield output
+            answer = AnswerStream(request, self.tokenizer, text)
+            while not answer.is_done:
+                for output in answer.merge(await mailbox.take()):
+                    if output.finish_reason == "time_limit" and seconds == timeout:
+                        raise DeadlineError(f"the deadline of {timeout:g} s has passed")
+                    if output.finish_reason == "stop" and config.n > 1:
+                        # Of a stop string only this side knows; other choices go on.
+                        self._link.abort(request.request_id, output.index)
+                    yield output
         finally:
             mailbox.close()
             if not mailbox.engine_is_done:
@@ -139,12 +142,16 @@ class AsyncEngine:
             raise InvalidRequestError(
                 f"request_id {request.request_id!r:.80} is in use; choose another or leave it out"
             )
-        mailbox = self._mailboxes[request.request_id] = _Mailbox()
+        num_choices = request.generation.n
+        mailbox = self._mailboxes[request.request_id] = _Mailbox(num_choices)
         if request.deadline is not None:
             # The engine watches the deadline too, but only between steps.
-            expired = StepOutput(request.request_id, (), (), "time_limit")
+            expired = [
+                StepOutput(request.request_id, (), (), "time_limit", index=index)
+                for index in range(num_choices)
+            ]
             delay = request.deadline - time.monotonic()
-            mailbox.timer = asyncio.get_running_loop().call_later(delay, mailbox.put, expired)
+            mailbox.timer = asyncio.get_running_loop().call_later(delay, mailbox.put, *expired)
         self._link.submit(request)
         return mailbox
 
@@ -163,7 +170,7 @@ class AsyncEngine:
                 mailbox.fail(event.error)
             else:
                 mailbox.put(event)
-                mailbox.engine_is_done = event.finish_reason is not None
+                mailbox.num_open -= event.finish_reason is not None
             if mailbox.engine_is_done:
                 self._mailboxes.pop(event.request_id, None)
 
@@ -172,20 +179,24 @@ class AsyncEngine:
 class _Mailbox:
     """What the engine said to one stream and the stream has not read yet."""
 
-    engine_is_done: bool = False
+    num_open: int = 1  # choices of which the engine may still speak
     timer: asyncio.TimerHandle | None = None
     _outputs: list[StepOutput] = field(default_factory=list)
     _error: SwiftJaxError | None = None
     _is_open: bool = True
     _arrived: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def put(self, output: StepOutput) -> None:
+    @property
+    def engine_is_done(self) -> bool:
+        return self.num_open == 0
+
+    def put(self, *outputs: StepOutput) -> None:
         if self._is_open:
-            self._outputs.append(output)
+            self._outputs.extend(outputs)
             self._arrived.set()
 
     def fail(self, error: SwiftJaxError) -> None:
-        self.engine_is_done = True
+        self.num_open = 0
         self._error = error
         self._arrived.set()
 
@@ -202,39 +213,3 @@ class _Mailbox:
         self._is_open = False
         if self.timer is not None:
             self.timer.cancel()
-
-
-class _Answer:
-    """Joins the step outputs of one request into deltas."""
-
-    def __init__(self, request: Request, text: TextStream) -> None:
-        self.finish_reason: FinishReason | None = None
-        self._request = request
-        self._text = text
-        self._num_output_tokens = 0
-
-    def merge(self, outputs: list[StepOutput]) -> StreamOutput:
-        """Join outputs up to the one that ends the answer; tokens after a stop are dropped."""
-        text: list[str] = []
-        token_ids: list[int] = []
-        logprobs: list[float] = []
-        matched_stop: str | int | None = None
-        for output in outputs:
-            delta = self._text.push(output.token_ids, output.finish_reason)
-            text.append(delta.text)
-            token_ids.extend(output.token_ids)
-            logprobs.extend(output.logprobs)
-            if delta.finish_reason is not None:
-                self.finish_reason, matched_stop = delta.finish_reason, delta.matched_stop
-                break
-        self._num_output_tokens += len(token_ids)
-        return StreamOutput(
-            request_id=self._request.request_id,
-            text="".join(text),
-            token_ids=tuple(token_ids),
-            logprobs=tuple(logprobs),
-            finish_reason=self.finish_reason,
-            num_prompt_tokens=len(self._request.prompt_token_ids),
-            num_output_tokens=self._num_output_tokens,
-            matched_stop=matched_stop,
-        )

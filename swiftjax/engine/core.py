@@ -13,10 +13,12 @@ import numpy as np
 
 from swiftjax.batch import Batch, PageMoves, Sampled
 from swiftjax.engine.batching import Buckets, make_batch
+from swiftjax.engine.choices import ChoiceTable
 from swiftjax.engine.plan import Plan
 from swiftjax.engine.request import Request, StepOutput
 from swiftjax.engine.rows import count_tokens, has_penalties
 from swiftjax.engine.scheduler import Scheduler
+from swiftjax.errors import SwiftJaxError
 
 
 @runtime_checkable
@@ -74,17 +76,36 @@ class EngineCore:
         self._runner = runner
         self._buckets = buckets
         self._clock = clock
+        self._choices = ChoiceTable()
 
     def submit(self, request: Request) -> None:
-        """Queue a request; raises InvalidRequestError or QueueFullError."""
-        self.scheduler.submit(request)
+        """Queue a request with all its choices; raises InvalidRequestError or QueueFullError."""
+        choices = self._choices.split(request)
+        for count, choice in enumerate(choices):
+            try:
+                self.scheduler.submit(choice)
+            except SwiftJaxError:
+                self._withdraw(choices, count)
+                raise
 
-    def abort(self, request_id: str) -> None:
-        """End a request; its last StepOutput comes from the next `step`."""
-        self.scheduler.abort(request_id)
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        """End a request, or one of its choices; the last StepOutput comes from the next `step`."""
+        for choice_id in self._choices.ids_of(request_id, index):
+            self.scheduler.abort(choice_id)
+
+    def _withdraw(self, choices: list[Request], num_submitted: int) -> None:
+        """Forget the choices of a request that was refused half way; they have no outputs."""
+        for count, choice in enumerate(choices if len(choices) > 1 else []):
+            if count < num_submitted:
+                self.scheduler.abort(choice.request_id)
+            else:
+                self._choices.forget(choice.request_id)
 
     def step(self) -> list[StepOutput]:
         """Schedule, run, read, update."""
+        return [self._choices.join(output) for output in self._step()]
+
+    def _step(self) -> list[StepOutput]:
         plan = self.scheduler.schedule(self._clock())
         if not plan.work:
             return self.scheduler.take_ended()

@@ -25,6 +25,13 @@ class Refused(NamedTuple):
     error: SwiftJaxError
 
 
+class Abort(NamedTuple):
+    """A request, or one choice of it, is to end."""
+
+    request_id: str
+    index: int | None
+
+
 class Ended(NamedTuple):
     """The engine takes and answers nothing any more. Always the last event."""
 
@@ -52,8 +59,8 @@ class EngineLink(Protocol):
         """Queue a request. It is answered by step outputs or one `Refused`."""
         ...
 
-    def abort(self, request_id: str) -> None:
-        """End a request; it still gets its last step output. Unknown ids are ignored."""
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        """End a request or one choice; it still gets its last step output. Unknown: ignored."""
         ...
 
     def stats(self) -> CoreStats:
@@ -65,7 +72,7 @@ class EngineLink(Protocol):
         ...
 
 
-Command = Request | str | None  # submit it | abort the request with this id | close
+Command = Request | Abort | None  # submit it | abort it | close
 
 
 class ThreadLink:
@@ -96,9 +103,9 @@ class ThreadLink:
         """Queue a request for the engine thread."""
         self._commands.put(request)
 
-    def abort(self, request_id: str) -> None:
+    def abort(self, request_id: str, index: int | None = None) -> None:
         """Queue an abort for the engine thread."""
-        self._commands.put(request_id)
+        self._commands.put(Abort(request_id, index))
 
     def stats(self) -> CoreStats:
         """Give the counts that the engine thread published after its last step."""
@@ -127,8 +134,8 @@ class ThreadLink:
         for command in self._next_commands():
             if command is None:
                 return False
-            if isinstance(command, str):
-                self._core.abort(command)
+            if isinstance(command, Abort):
+                self._core.abort(*command)
                 continue
             try:
                 self._core.submit(command)

@@ -118,6 +118,8 @@ class GenerationConfig:
             return
         scores_only = self.echo or self.prompt_logprobs is not None
         check_int("max_new_tokens", self.max_new_tokens, 0 if scores_only else 1, MAX_TOKENS)
+        if self.max_new_tokens == 0 and self.n > 1:
+            raise InvalidRequestError(f"n is {self.n}; with max_new_tokens 0 it must be 1")
         if self.min_new_tokens > self.max_new_tokens:
             raise InvalidRequestError(
                 f"min_new_tokens is {self.min_new_tokens}; it must not be over max_new_tokens "

@@ -10,7 +10,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from swiftjax import __version__
-from swiftjax.engine.request import MAX_STOP_BYTES, MAX_STOP_STRINGS
+from swiftjax.engine.generation import MAX_STOP_BYTES, MAX_STOP_STRINGS
 from swiftjax.serving.proto import swiftjax_pb2 as pb
 from tests.serving.harness import (
     END_ID,

@@ -1,0 +1,90 @@
+"""From step outputs to what a client reads: text, tokens and scores, choice by choice.
+
+The blocking engine and the asynchronous one both read answers through this. Knows no engine.
+"""
+
+from collections.abc import Sequence as SequenceOf
+
+from swiftjax.engine.detokenizer import TextStream
+from swiftjax.engine.request import (
+    PromptLogprobs,
+    Request,
+    StepOutput,
+    StreamOutput,
+    TopLogprobs,
+)
+from swiftjax.engine.tokenizer import Tokenizer
+
+
+class AnswerStream:
+    """Joins the step outputs of one request into deltas."""
+
+    def __init__(self, request: Request, tokenizer: Tokenizer, prompt_text: str | None) -> None:
+        """`prompt_text` is what an echo shows; None shows the text of the prompt's tokens."""
+        generation = request.generation
+        echo = ""
+        if generation.echo:
+            echo = prompt_text or tokenizer.decode(list(request.prompt_token_ids))
+        self._choices = [
+            _ChoiceStream(request, index, TextStream(tokenizer, generation), echo)
+            for index in range(generation.n)
+        ]
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every choice has ended."""
+        return all(choice.is_done for choice in self._choices)
+
+    def merge(self, outputs: SequenceOf[StepOutput]) -> list[StreamOutput]:
+        """One delta for each choice that these outputs speak of.
+
+        Outputs after the end of a choice are dropped: a stop string ends it before the engine can.
+        """
+        deltas = []
+        for choice in self._choices:
+            mine = [output for output in outputs if output.index == choice.index]
+            if mine and not choice.is_done:
+                deltas.append(choice.merge(mine))
+        return deltas
+
+
+class _ChoiceStream:
+    def __init__(self, request: Request, index: int, text: TextStream, echo: str) -> None:
+        self.index = index
+        self.is_done = False
+        self._request = request
+        self._text = text
+        self._echo = echo
+        self._num_output_tokens = 0
+
+    def merge(self, outputs: list[StepOutput]) -> StreamOutput:
+        """Join outputs up to the one that ends the choice."""
+        texts, self._echo = [self._echo], ""
+        token_ids: list[int] = []
+        logprobs: list[float] = []
+        top: list[TopLogprobs] = []
+        prompt: PromptLogprobs | None = None
+        for output in outputs:
+            delta = self._text.push(output.token_ids, output.finish_reason)
+            texts.append(delta.text)
+            token_ids += output.token_ids
+            logprobs += output.logprobs
+            top += output.top_logprobs
+            prompt = prompt or output.prompt
+            if delta.finish_reason is not None:
+                self.is_done = True
+                break
+        self._num_output_tokens += len(token_ids)
+        return StreamOutput(
+            request_id=self._request.request_id,
+            text="".join(texts),
+            token_ids=tuple(token_ids),
+            logprobs=tuple(logprobs),
+            finish_reason=delta.finish_reason,
+            num_prompt_tokens=len(self._request.prompt_token_ids),
+            num_output_tokens=self._num_output_tokens,
+            matched_stop=delta.matched_stop,
+            index=self.index,
+            top_logprobs=tuple(top),
+            prompt=prompt,
+        )
