@@ -13,7 +13,7 @@ from swiftjax.engine.sequence import Sequence
 def scores_of(work: Work) -> range:
     """Positions of a sequence's share from which the next prompt token is still to be scored."""
     sequence = work.sequence
-    if sequence.request.generation.prompt_logprobs is None:
+    if not sequence.wants_prompt_scores:
         return range(0)
     # After a preemption by recompute, early positions pass again with their scores known.
     first = max(work.start, len(sequence.prompt_scores))

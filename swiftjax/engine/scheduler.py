@@ -282,7 +282,8 @@ class Scheduler:
                 self.pool.publish(sequence.page_ids[i], sequence.page_keys[i])
 
     def _may_reuse(self, sequence: Sequence) -> bool:
-        return self.config.prefix_cache
+        # Cached tokens are not computed, so they could not be scored.
+        return self.config.prefix_cache and not sequence.wants_prompt_scores
 
     def _stop_running(self, sequence: Sequence) -> None:
         del self._running[sequence.request.request_id]

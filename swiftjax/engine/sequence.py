@@ -65,6 +65,12 @@ class Sequence:
         """Most tokens the cache will ever hold for it: the last sampled token is never fed back."""
         return self.prompt_len + self.request.max_new_tokens - 1
 
+    @property
+    def wants_prompt_scores(self) -> bool:
+        """Whether prompt tokens are still to be scored."""
+        asked = self.request.generation.prompt_logprobs is not None
+        return asked and len(self.prompt_scores) < self.prompt_len - 1
+
     def finish_reason(self) -> FinishReason | None:
         """Whether the newest token ends the answer."""
         if self.token_ids[-1] in self.request.stop_token_ids:

@@ -78,7 +78,7 @@ def test_device_equals_reference(rows: list[tuple[dict, list[int], list[int]]], 
     configs = [GenerationConfig(**wishes) for wishes, _, _ in rows]
     for row, (_, prompt, output) in enumerate(rows):
         config = configs[row]
-        sequence = Sequence(make_request(_core, prompt, config))
+        sequence = Sequence(make_request(_core, prompt, config), row)
         sequence.token_ids += output
         table.admit(sequence)
         assert sequence.row == row
@@ -158,7 +158,7 @@ def test_counts_saturate_and_keep_the_prompt_bit() -> None:
 def test_draws_follow_the_reference(config: GenerationConfig) -> None:
     count = 20_000
     logits = np.random.default_rng(5).normal(size=V).astype(np.float32)
-    sequence = Sequence(make_request(_core, [1], config))
+    sequence = Sequence(make_request(_core, [1], config), 0)
     table = RowTable(1, 4)
     table.admit(sequence)
     sampling = jax.tree.map(lambda x: np.repeat(x, count, axis=0), table.sampling)
