@@ -96,7 +96,7 @@ def test_b015_n_choices(engine: Engine) -> None:
 
 
 def test_b019_logit_bias(engine: Engine) -> None:
-    for bad in ({99999999: 5.0}, {-1: 5.0}, {"abc": 1.0}, {PARIS: 100.5}):
+    for bad in ({99999999: 5.0}, {-1: 5.0}, {PARIS: 100.5}):
         with pytest.raises(InvalidRequestError):
             engine.generate(FRANCE, GenerationConfig(max_new_tokens=1, logit_bias=bad))
     with pytest.raises(InvalidRequestError, match="outside the vocabulary"):

@@ -8,24 +8,18 @@ per call than a flat tuple of arrays. Knows nothing of requests; called by the e
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax import lax
 from jaxtyping import Array, Int, UInt16
 
 from swiftjax import kernels
 from swiftjax.batch import (
-    NONE,
-    NUM_TOP,
     Batch,
     BatchShape,
     PageMoves,
-    Sampled,
-    Scores,
     TokenEdits,
     empty_batch,
     empty_edits,
@@ -34,58 +28,14 @@ from swiftjax.config import ModelConfig
 from swiftjax.model.kv_cache import KVCache, make_kv_cache
 from swiftjax.model.kv_swap import KVSwap
 from swiftjax.model.llama import Llama
-from swiftjax.model.logprobs import TokenScores, score_prompt
+from swiftjax.model.logprobs import score_prompt
 from swiftjax.model.packing import pack, packed_size, unpack
 from swiftjax.model.penalties import Counts, count_sampled, empty_counts
 from swiftjax.model.rope import RopeTable, make_rope_table
 from swiftjax.model.sampling import sample
+from swiftjax.model.step_results import DeviceTokens, StepResult, as_bits
 
 NO_MOVES = PageMoves()
-
-
-class StepResult(NamedTuple):
-    """What a step leaves on the device for the host; floats travel as their bits."""
-
-    tokens: Array  # [2 R] int32: token ids, log-probabilities
-    top: Array  # [R 2 * NUM_TOP] int32: ids, log-probabilities
-    prompt: Array | None  # [T 1 + 2 * NUM_TOP] int32; None in a decode bucket
-
-
-class DeviceTokens:
-    """The results of a step that may still be running; fetches what its batch asked for."""
-
-    def __init__(self, result: StepResult, batch: Batch) -> None:
-        self._tokens = result.tokens
-        has_top = bool(batch.sampling.num_logprobs.any())
-        has_targets = bool((batch.target_ids != NONE).any())
-        self._top = result.top if has_top else None
-        self._prompt = result.prompt if has_targets else None
-        for array in (self._tokens, self._top, self._prompt):
-            if array is not None:
-                array.copy_to_host_async()
-
-    def wait(self, num_rows: int) -> Sampled:
-        """Block until the step is done; the first `num_rows` rows."""
-        token_ids, bits = np.asarray(self._tokens)[:, :num_rows]
-        logprobs = bits.view(np.float32)
-        top = prompt = None
-        if self._top is not None:
-            top = _scores(logprobs, np.asarray(self._top)[:num_rows])
-        if self._prompt is not None:
-            words = np.asarray(self._prompt)
-            prompt = _scores(words[:, 0].view(np.float32), words[:, 1:])
-        return Sampled(token_ids.tolist(), logprobs.tolist(), top, prompt)
-
-
-def _scores(logprobs: np.ndarray, top: np.ndarray) -> Scores:
-    return Scores(logprobs, top[:, :NUM_TOP], top[:, NUM_TOP:].view(np.float32))
-
-
-def _bits(scores: TokenScores) -> tuple[Array, Array, Array]:
-    logprobs, top = (
-        lax.bitcast_convert_type(x, jnp.int32) for x in (scores.logprobs, scores.top_logprobs)
-    )
-    return logprobs, scores.top_ids, top
 
 
 class StepModel:
@@ -225,12 +175,12 @@ class ModelRunner:
             with jax.named_scope("sample"):
                 token_ids, scores = sample(logits, batch.sampling, edits, counts)
                 counts = count_sampled(counts, batch.sampling.count_rows, token_ids)
-            logprobs, *top = _bits(scores)
+            logprobs, *top = as_bits(scores)
             prompt = None
             if scores_prompt:
                 with jax.named_scope("score_prompt"):
                     scores = score_prompt(model.logits, hidden, batch.target_ids)
-                logprob, *alternatives = _bits(scores)
+                logprob, *alternatives = as_bits(scores)
                 prompt = jnp.concatenate([logprob[:, None], *alternatives], axis=1)
             tokens = jnp.stack([token_ids, logprobs])
             result = StepResult(tokens, jnp.concatenate(top, axis=1), prompt)
