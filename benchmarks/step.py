@@ -82,7 +82,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     max_pages = -(-max(args.context) // page_size)
     num_pages = max(b * -(-c // page_size) for b in args.batch for c in args.context) + 1
     runner = make_runner(
-        config, params, num_pages=num_pages, page_size=page_size,
+        config, params, max_num_seqs=max(args.batch), num_pages=num_pages, page_size=page_size,
         max_model_len=max(args.context), implementation=args.implementation,
     )  # fmt: skip
     records = []
