@@ -228,7 +228,9 @@ def _plan_memory(
     asked = config.max_total_token_num
     asked_pages = None if asked is None else -(-asked // sizes.page_size)
     if stats:
-        budget = stats["bytes_limit"] - GPU_MARGIN_BYTES
+        # What else this process holds, such as another engine, is not ours to give away.
+        others = max(0, stats["bytes_in_use"] - weights)
+        budget = stats["bytes_limit"] - GPU_MARGIN_BYTES - others
     else:
         wanted = max(CPU_CACHE_BYTES, (asked_pages or 0) * page_bytes)
         # A CPU client would promise more than there is, and the system then kills the process.

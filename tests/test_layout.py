@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -107,6 +108,13 @@ def test_only_the_data_plane_imports_jax() -> None:
 def test_control_plane_loads_no_jax(module: str) -> None:
     code = f"import sys, {module}; assert 'jax' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_links_of_the_documents_lead_somewhere() -> None:
+    for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md")):
+        for target in re.findall(r"\]\(([^)#\s]+)", path.read_text()):
+            if "://" not in target:
+                assert (path.parent / target).exists(), f"{path.name} links to {target}"
 
 
 def test_no_dangerous_loaders() -> None:
