@@ -6,6 +6,7 @@ three times slower). Modules are for construction and naming; `runner.py` splits
 a pure function of a flat tuple of arrays. Dimension letters: `swiftjax/batch.py`.
 """
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -242,8 +243,18 @@ def abstract_params(config: ModelConfig, dtype: jnp.dtype) -> dict[str, jax.Shap
 
 def random_params(config: ModelConfig, dtype: jnp.dtype, seed: int = 0) -> dict[str, Array]:
     """Random weights on the default device: for tests and for speed measurements."""
-    model = nnx.jit(lambda: Llama(config, dtype=dtype, rngs=nnx.Rngs(seed)))()
-    return _named(model)
+
+    @functools.partial(jax.jit, static_argnums=1)  # one small program per shape
+    def normal(key: Array, shape: tuple[int, ...], scale: Array) -> Array:
+        return (jax.random.normal(key, shape, jnp.float32) * scale).astype(dtype)
+
+    params = {}
+    for i, (name, like) in enumerate(abstract_params(config, dtype).items()):
+        key = jax.random.fold_in(jax.random.key(seed), i)
+        fan_in = like.shape[-1] if name == "embed.embedding" else like.shape[0]
+        values = normal(key, like.shape, jnp.float32(fan_in**-0.5))
+        params[name] = values + jnp.ones((), dtype) if name.endswith(".scale") else values
+    return params
 
 
 def _named(model: Llama) -> dict[str, Any]:
