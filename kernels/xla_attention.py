@@ -6,7 +6,6 @@ Decode calls it once for all sequences, ragged attention once per query block. L
 `reference.py`; X is the number of query rows per sequence and KV head.
 """
 
-import functools
 from functools import partial
 from typing import NamedTuple
 
@@ -18,7 +17,7 @@ from swiftjax.kernels.query_blocks import query_blocks
 
 TOKENS_PER_TRIP = 128  # keys and values of a trip stay in a core's L2: 256 cost a step 5 % more
 # Everything here is float32, and a GPU's default product of float32 keeps 10 bits of each factor.
-product = functools.partial(jnp.einsum, precision=lax.Precision.HIGHEST)
+product = partial(jnp.einsum, precision=lax.Precision.HIGHEST)
 MASKED = -1e30  # finite: the difference of two masked scores must not be NaN
 
 
