@@ -18,7 +18,7 @@ from swiftjax.engine.plan import Plan
 from swiftjax.engine.request import Request, StepOutput
 from swiftjax.engine.rows import count_tokens, has_penalties
 from swiftjax.engine.scheduler import Scheduler
-from swiftjax.errors import SwiftJaxError
+from swiftjax.errors import InvalidRequestError, SwiftJaxError
 
 
 @runtime_checkable
@@ -80,6 +80,9 @@ class EngineCore:
 
     def submit(self, request: Request) -> None:
         """Queue a request with all its choices; raises InvalidRequestError or QueueFullError."""
+        # The scheduler knows choices by ids of their own, so it cannot see this clash.
+        if request.request_id in self.scheduler:
+            raise InvalidRequestError(f"request id {request.request_id!r} is already in use")
         choices = self._choices.split(request)
         for count, choice in enumerate(choices):
             try:

@@ -75,13 +75,17 @@ class Scheduler:
         """Whether a step would compute or report anything."""
         return bool(self._by_id or self._ended)
 
+    def __contains__(self, request_id: str) -> bool:
+        """Whether a request of this id waits, runs or is preempted."""
+        return request_id in self._by_id
+
     def submit(self, request: Request) -> None:
         """Queue a request.
 
         Raises InvalidRequestError if it can never fit or its id is in use, and QueueFullError if
         too many requests wait.
         """
-        if request.request_id in self._by_id:
+        if request.request_id in self:
             raise InvalidRequestError(f"request id {request.request_id!r} is already in use")
         sequence = Sequence(request, self._num_submitted)
         capacity = self.pool.num_pages * self.pool.page_size
