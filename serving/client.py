@@ -18,8 +18,8 @@ from swiftjax.serving.messages import (
     ChatMessages,
     Delta,
     read_response,
-    write_options,
 )
+from swiftjax.serving.options import write_options
 from swiftjax.serving.proto import swiftjax_pb2 as pb
 from swiftjax.serving.proto import swiftjax_pb2_grpc as pb_grpc
 from swiftjax.serving.status import error_from_status
@@ -80,9 +80,7 @@ class Client:
             request.token_ids.ids.extend(token_ids)
             request.token_ids.SetInParent()
         if config is not None:
-            sampling, stop = write_options(config)
-            request.sampling.CopyFrom(sampling)
-            request.stop.CopyFrom(stop)
+            write_options(config, request)
         call = self._stub.Generate(request, timeout=timeout)
         try:
             for response in call:

@@ -14,6 +14,7 @@ from swiftjax.engine.async_engine import AsyncEngine
 from swiftjax.errors import InvalidRequestError
 from swiftjax.serving import messages
 from swiftjax.serving.interceptor import Context
+from swiftjax.serving.options import read_generation_config
 from swiftjax.serving.proto import swiftjax_pb2 as pb
 from swiftjax.serving.proto import swiftjax_pb2_grpc as pb_grpc
 
@@ -36,7 +37,7 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
         engine, model = self.served
         messages.check_model(request.model, model.name)
         messages.check_request_id(request.request_id)
-        config = messages.read_generation_config(request)
+        config = read_generation_config(request)
         time_limit = messages.read_time_limit(request)
         prompt = await self._read_prompt(request)
         if time_limit is not None:
@@ -49,9 +50,11 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
             timeout=None if timeout is None else float(timeout),  # an int once it has passed
             time_limit=time_limit,
         )
+        with_logprobs = config.logprobs is not None
         async with aclosing(stream):
             async for output in stream:
-                await context.write(messages.write_output(output))
+                response = messages.write_output(output, with_logprobs=with_logprobs)
+                await context.write(response)
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         """Turn text or a chat into token ids."""

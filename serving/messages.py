@@ -4,18 +4,17 @@ Whatever a message may hold is counted before it is copied, so that a hostile on
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from google.protobuf.duration_pb2 import Duration
-from google.protobuf.message import Message
 
 from swiftjax import __version__
 from swiftjax.config import ModelConfig
 from swiftjax.engine.core import EngineLimits
-from swiftjax.engine.generation import MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
-from swiftjax.engine.request import FinishReason, GenerationConfig, StreamOutput
+from swiftjax.engine.request import FinishReason, StreamOutput
 from swiftjax.engine.tokenizer import Tokenizer
 from swiftjax.errors import InvalidRequestError, NotFoundError
+from swiftjax.serving.options import TokenScore, read_logprobs, write_logprobs
 from swiftjax.serving.proto import swiftjax_pb2 as pb
 
 # The limit of one message in both directions, on the server and on our client.
@@ -38,12 +37,11 @@ _FINISH_REASON_NAMES: dict[int, FinishReason] = {
     number: name for name, number in FINISH_REASONS.items()
 }
 
-DEFAULTS = GenerationConfig()
 ChatMessages = Sequence[Mapping[str, str]]
 
 
 class Delta(NamedTuple):
-    """What a client gets: new text and ids; in the last one why it ended and the totals."""
+    """What a client gets of one choice: new text, ids and scores; at last why it ended, totals."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -51,6 +49,9 @@ class Delta(NamedTuple):
     matched_stop: str | int | None
     num_prompt_tokens: int | None
     num_output_tokens: int | None
+    index: int = 0
+    logprobs: tuple[TokenScore, ...] = ()
+    prompt_logprobs: tuple[TokenScore, ...] = ()
 
 
 def check_model(asked: str, served: str) -> None:
@@ -118,28 +119,6 @@ def read_vocabulary_ids(token_ids: Sequence[int], vocab_size: int) -> list[int]:
     return ids
 
 
-def read_generation_config(request: pb.GenerateRequest) -> GenerationConfig:
-    """Read sampling and stop options; raises InvalidRequestError for a value out of range."""
-    sampling, stop = request.sampling, request.stop
-    for name, count, limit in (
-        ("stop strings", len(stop.strings), MAX_STOP_STRINGS),
-        ("stop token ids", len(stop.token_ids), MAX_STOP_TOKEN_IDS),
-    ):
-        if count > limit:
-            raise InvalidRequestError(f"{count} {name}; at most {limit} are taken")
-    return GenerationConfig(
-        max_new_tokens=_given(stop, "max_new_tokens", DEFAULTS.max_new_tokens),
-        temperature=_given(sampling, "temperature", DEFAULTS.temperature),
-        top_p=_given(sampling, "top_p", DEFAULTS.top_p),
-        top_k=_given(sampling, "top_k", DEFAULTS.top_k),
-        seed=_given(sampling, "seed", DEFAULTS.seed),
-        stop=tuple(stop.strings),
-        stop_token_ids=tuple(stop.token_ids),
-        include_stop_str=_given(stop, "include_stop_string", DEFAULTS.include_stop_str),
-        ignore_eos=_given(stop, "ignore_eos", DEFAULTS.ignore_eos),
-    )
-
-
 def read_time_limit(request: pb.GenerateRequest) -> float | None:
     """Read the time limit in seconds; None when it is not set."""
     if not request.HasField("time_limit"):
@@ -151,29 +130,15 @@ def read_time_limit(request: pb.GenerateRequest) -> float | None:
     return seconds
 
 
-def _given(message: Message, name: str, default: Any) -> Any:
-    return getattr(message, name) if message.HasField(name) else default
-
-
-def write_options(config: GenerationConfig) -> tuple[pb.SamplingOptions, pb.StopOptions]:
-    """Write every field of a config, so that no default of the server's takes its place."""
-    sampling = pb.SamplingOptions(
-        temperature=config.temperature, top_p=config.top_p, top_k=config.top_k, seed=config.seed
-    )
-    stop = pb.StopOptions(
-        max_new_tokens=config.max_new_tokens,
-        strings=config.stop,
-        token_ids=config.stop_token_ids,
-        ignore_eos=config.ignore_eos,
-        include_stop_string=config.include_stop_str,
-    )
-    return sampling, stop
-
-
-def write_output(output: StreamOutput) -> pb.GenerateResponse:
-    """Write one delta; the last one carries the reason and the totals."""
+def write_output(output: StreamOutput, *, with_logprobs: bool = False) -> pb.GenerateResponse:
+    """Write one delta; the last one of a choice carries the reason and the totals."""
     response = pb.GenerateResponse(
-        request_id=output.request_id, text=output.text, token_ids=output.token_ids
+        request_id=output.request_id,
+        text=output.text,
+        token_ids=output.token_ids,
+        index=output.index,
+        logprobs=write_logprobs(output.logprobs, output.top_logprobs) if with_logprobs else (),
+        prompt_logprobs=write_logprobs(*output.prompt) if output.prompt else (),
     )
     if output.finish_reason is not None:
         response.finish_reason = FINISH_REASONS[output.finish_reason]
@@ -199,6 +164,9 @@ def read_response(response: pb.GenerateResponse) -> Delta:
         matched_stop=None if matched is None else getattr(response, matched),
         num_prompt_tokens=response.usage.prompt_tokens if is_last else None,
         num_output_tokens=response.usage.output_tokens if is_last else None,
+        index=response.index,
+        logprobs=read_logprobs(response.logprobs),
+        prompt_logprobs=read_logprobs(response.prompt_logprobs),
     )
 
 

@@ -25,15 +25,17 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%swiftjax/serving/proto/swiftjax.proto\x12\x0bswiftjax.v1\x1a\x1egoogle/protobuf/duration.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"2\n\x04\x43hat\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.swiftjax.v1.ChatMessage\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x03\"\x93\x01\n\x0fSamplingOptions\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x03H\x02\x88\x01\x01\x12\x11\n\x04seed\x18\x04 \x01(\x04H\x03\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x07\n\x05_seed\"\xc3\x01\n\x0bStopOptions\x12\x1b\n\x0emax_new_tokens\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x0f\n\x07strings\x18\x02 \x03(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\x03\x12\x17\n\nignore_eos\x18\x04 \x01(\x08H\x01\x88\x01\x01\x12 \n\x13include_stop_string\x18\x05 \x01(\x08H\x02\x88\x01\x01\x42\x11\n\x0f_max_new_tokensB\r\n\x0b_ignore_eosB\x16\n\x14_include_stop_string\"\xa4\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12!\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x11.swiftjax.v1.ChatH\x00\x12*\n\ttoken_ids\x18\x05 \x01(\x0b\x32\x15.swiftjax.v1.TokenIdsH\x00\x12.\n\x08sampling\x18\x06 \x01(\x0b\x32\x1c.swiftjax.v1.SamplingOptions\x12&\n\x04stop\x18\x07 \x01(\x0b\x32\x18.swiftjax.v1.StopOptions\x12-\n\ntime_limit\x18\x08 \x01(\x0b\x32\x19.google.protobuf.DurationB\x08\n\x06prompt\"5\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\routput_tokens\x18\x02 \x01(\r\"\xdc\x01\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x30\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x19.swiftjax.v1.FinishReason\x12\x15\n\x0bstop_string\x18\x05 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x06 \x01(\rH\x00\x12!\n\x05usage\x18\x07 \x01(\x0b\x32\x12.swiftjax.v1.UsageB\x0e\n\x0cmatched_stop\"\x95\x01\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12!\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x11.swiftjax.v1.ChatH\x00\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x04 \x01(\x08H\x01\x88\x01\x01\x42\x08\n\x06promptB\x15\n\x13_add_special_tokens\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"o\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\x03\x12 \n\x13skip_special_tokens\x18\x03 \x01(\x08H\x00\x88\x01\x01\x42\x16\n\x14_skip_special_tokens\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x11\n\x0fGetModelRequest\"\xe0\x01\n\x10GetModelResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x66\x61mily\x18\x02 \x01(\t\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x15\n\reos_token_ids\x18\x05 \x03(\r\x12\x19\n\x0c\x62os_token_id\x18\x06 \x01(\rH\x00\x88\x01\x01\x12\r\n\x05\x64type\x18\x07 \x01(\t\x12\x19\n\x11has_chat_template\x18\x08 \x01(\x08\x12\x16\n\x0eserver_version\x18\t \x01(\tB\x0f\n\r_bos_token_id*\xaf\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03\x12\x1c\n\x18\x46INISH_REASON_TIME_LIMIT\x10\x04\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x05\x32\xbf\x02\n\x11GenerationService\x12I\n\x08Generate\x12\x1c.swiftjax.v1.GenerateRequest\x1a\x1d.swiftjax.v1.GenerateResponse0\x01\x12G\n\x08Tokenize\x12\x1c.swiftjax.v1.TokenizeRequest\x1a\x1d.swiftjax.v1.TokenizeResponse\x12M\n\nDetokenize\x12\x1e.swiftjax.v1.DetokenizeRequest\x1a\x1f.swiftjax.v1.DetokenizeResponse\x12G\n\x08GetModel\x12\x1c.swiftjax.v1.GetModelRequest\x1a\x1d.swiftjax.v1.GetModelResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%swiftjax/serving/proto/swiftjax.proto\x12\x0bswiftjax.v1\x1a\x1egoogle/protobuf/duration.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"2\n\x04\x43hat\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.swiftjax.v1.ChatMessage\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x03\"\x9a\x04\n\x0fSamplingOptions\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x03H\x02\x88\x01\x01\x12\x11\n\x04seed\x18\x04 \x01(\x04H\x03\x88\x01\x01\x12\x12\n\x05min_p\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x16\n\ttypical_p\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x07 \x01(\x01H\x06\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x08 \x01(\x01H\x07\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\t \x01(\x01H\x08\x88\x01\x01\x12*\n\nlogit_bias\x18\n \x03(\x0b\x32\x16.swiftjax.v1.TokenBias\x12\x19\n\x11\x61llowed_token_ids\x18\x0b \x03(\x03\x12\x18\n\x10\x62\x61nned_token_ids\x18\x0c \x03(\x03\x12(\n\tbad_words\x18\r \x03(\x0b\x32\x15.swiftjax.v1.TokenIds\x12\x0e\n\x01n\x18\x0e \x01(\x03H\t\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x07\n\x05_seedB\x08\n\x06_min_pB\x0c\n\n_typical_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x04\n\x02_n\"+\n\tTokenBias\x12\x10\n\x08token_id\x18\x01 \x01(\x03\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x01\"\xa5\x01\n\rOutputOptions\x12\x15\n\x08logprobs\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x02 \x01(\x03H\x01\x88\x01\x01\x12\x30\n\rlogprobs_mode\x18\x03 \x01(\x0e\x32\x19.swiftjax.v1.LogprobsMode\x12\x0c\n\x04\x65\x63ho\x18\x04 \x01(\x08\x42\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"\xf3\x01\n\x0bStopOptions\x12\x1b\n\x0emax_new_tokens\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x0f\n\x07strings\x18\x02 \x03(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\x03\x12\x17\n\nignore_eos\x18\x04 \x01(\x08H\x01\x88\x01\x01\x12 \n\x13include_stop_string\x18\x05 \x01(\x08H\x02\x88\x01\x01\x12\x1b\n\x0emin_new_tokens\x18\x06 \x01(\x03H\x03\x88\x01\x01\x42\x11\n\x0f_max_new_tokensB\r\n\x0b_ignore_eosB\x16\n\x14_include_stop_stringB\x11\n\x0f_min_new_tokens\"\xd0\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12!\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x11.swiftjax.v1.ChatH\x00\x12*\n\ttoken_ids\x18\x05 \x01(\x0b\x32\x15.swiftjax.v1.TokenIdsH\x00\x12.\n\x08sampling\x18\x06 \x01(\x0b\x32\x1c.swiftjax.v1.SamplingOptions\x12&\n\x04stop\x18\x07 \x01(\x0b\x32\x18.swiftjax.v1.StopOptions\x12-\n\ntime_limit\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12*\n\x06output\x18\t \x01(\x0b\x32\x1a.swiftjax.v1.OutputOptionsB\x08\n\x06prompt\"5\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\routput_tokens\x18\x02 \x01(\r\"]\n\x0cTokenLogprob\x12\x14\n\x07logprob\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x15\n\rtop_token_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\x42\n\n\x08_logprob\"\xcc\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x30\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x19.swiftjax.v1.FinishReason\x12\x15\n\x0bstop_string\x18\x05 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x06 \x01(\rH\x00\x12!\n\x05usage\x18\x07 \x01(\x0b\x32\x12.swiftjax.v1.Usage\x12\r\n\x05index\x18\x08 \x01(\r\x12+\n\x08logprobs\x18\t \x03(\x0b\x32\x19.swiftjax.v1.TokenLogprob\x12\x32\n\x0fprompt_logprobs\x18\n \x03(\x0b\x32\x19.swiftjax.v1.TokenLogprobB\x0e\n\x0cmatched_stop\"\x95\x01\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12!\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x11.swiftjax.v1.ChatH\x00\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x04 \x01(\x08H\x01\x88\x01\x01\x42\x08\n\x06promptB\x15\n\x13_add_special_tokens\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"o\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\x03\x12 \n\x13skip_special_tokens\x18\x03 \x01(\x08H\x00\x88\x01\x01\x42\x16\n\x14_skip_special_tokens\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x11\n\x0fGetModelRequest\"\xe0\x01\n\x10GetModelResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x66\x61mily\x18\x02 \x01(\t\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x15\n\reos_token_ids\x18\x05 \x03(\r\x12\x19\n\x0c\x62os_token_id\x18\x06 \x01(\rH\x00\x88\x01\x01\x12\r\n\x05\x64type\x18\x07 \x01(\t\x12\x19\n\x11has_chat_template\x18\x08 \x01(\x08\x12\x16\n\x0eserver_version\x18\t \x01(\tB\x0f\n\r_bos_token_id*a\n\x0cLogprobsMode\x12\x1d\n\x19LOGPROBS_MODE_UNSPECIFIED\x10\x00\x12\x15\n\x11LOGPROBS_MODE_RAW\x10\x01\x12\x1b\n\x17LOGPROBS_MODE_PROCESSED\x10\x02*\xaf\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03\x12\x1c\n\x18\x46INISH_REASON_TIME_LIMIT\x10\x04\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x05\x32\xbf\x02\n\x11GenerationService\x12I\n\x08Generate\x12\x1c.swiftjax.v1.GenerateRequest\x1a\x1d.swiftjax.v1.GenerateResponse0\x01\x12G\n\x08Tokenize\x12\x1c.swiftjax.v1.TokenizeRequest\x1a\x1d.swiftjax.v1.TokenizeResponse\x12M\n\nDetokenize\x12\x1e.swiftjax.v1.DetokenizeRequest\x1a\x1f.swiftjax.v1.DetokenizeResponse\x12G\n\x08GetModel\x12\x1c.swiftjax.v1.GetModelRequest\x1a\x1d.swiftjax.v1.GetModelResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'swiftjax.serving.proto.swiftjax_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=1717
-  _globals['_FINISHREASON']._serialized_end=1892
+  _globals['_LOGPROBSMODE']._serialized_start=2619
+  _globals['_LOGPROBSMODE']._serialized_end=2716
+  _globals['_FINISHREASON']._serialized_start=2719
+  _globals['_FINISHREASON']._serialized_end=2894
   _globals['_CHATMESSAGE']._serialized_start=86
   _globals['_CHATMESSAGE']._serialized_end=130
   _globals['_CHAT']._serialized_start=132
@@ -41,27 +43,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOKENIDS']._serialized_start=184
   _globals['_TOKENIDS']._serialized_end=207
   _globals['_SAMPLINGOPTIONS']._serialized_start=210
-  _globals['_SAMPLINGOPTIONS']._serialized_end=357
-  _globals['_STOPOPTIONS']._serialized_start=360
-  _globals['_STOPOPTIONS']._serialized_end=555
-  _globals['_GENERATEREQUEST']._serialized_start=558
-  _globals['_GENERATEREQUEST']._serialized_end=850
-  _globals['_USAGE']._serialized_start=852
-  _globals['_USAGE']._serialized_end=905
-  _globals['_GENERATERESPONSE']._serialized_start=908
-  _globals['_GENERATERESPONSE']._serialized_end=1128
-  _globals['_TOKENIZEREQUEST']._serialized_start=1131
-  _globals['_TOKENIZEREQUEST']._serialized_end=1280
-  _globals['_TOKENIZERESPONSE']._serialized_start=1282
-  _globals['_TOKENIZERESPONSE']._serialized_end=1319
-  _globals['_DETOKENIZEREQUEST']._serialized_start=1321
-  _globals['_DETOKENIZEREQUEST']._serialized_end=1432
-  _globals['_DETOKENIZERESPONSE']._serialized_start=1434
-  _globals['_DETOKENIZERESPONSE']._serialized_end=1468
-  _globals['_GETMODELREQUEST']._serialized_start=1470
-  _globals['_GETMODELREQUEST']._serialized_end=1487
-  _globals['_GETMODELRESPONSE']._serialized_start=1490
-  _globals['_GETMODELRESPONSE']._serialized_end=1714
-  _globals['_GENERATIONSERVICE']._serialized_start=1895
-  _globals['_GENERATIONSERVICE']._serialized_end=2214
+  _globals['_SAMPLINGOPTIONS']._serialized_end=748
+  _globals['_TOKENBIAS']._serialized_start=750
+  _globals['_TOKENBIAS']._serialized_end=793
+  _globals['_OUTPUTOPTIONS']._serialized_start=796
+  _globals['_OUTPUTOPTIONS']._serialized_end=961
+  _globals['_STOPOPTIONS']._serialized_start=964
+  _globals['_STOPOPTIONS']._serialized_end=1207
+  _globals['_GENERATEREQUEST']._serialized_start=1210
+  _globals['_GENERATEREQUEST']._serialized_end=1546
+  _globals['_USAGE']._serialized_start=1548
+  _globals['_USAGE']._serialized_end=1601
+  _globals['_TOKENLOGPROB']._serialized_start=1603
+  _globals['_TOKENLOGPROB']._serialized_end=1696
+  _globals['_GENERATERESPONSE']._serialized_start=1699
+  _globals['_GENERATERESPONSE']._serialized_end=2031
+  _globals['_TOKENIZEREQUEST']._serialized_start=2034
+  _globals['_TOKENIZEREQUEST']._serialized_end=2183
+  _globals['_TOKENIZERESPONSE']._serialized_start=2185
+  _globals['_TOKENIZERESPONSE']._serialized_end=2222
+  _globals['_DETOKENIZEREQUEST']._serialized_start=2224
+  _globals['_DETOKENIZEREQUEST']._serialized_end=2335
+  _globals['_DETOKENIZERESPONSE']._serialized_start=2337
+  _globals['_DETOKENIZERESPONSE']._serialized_end=2371
+  _globals['_GETMODELREQUEST']._serialized_start=2373
+  _globals['_GETMODELREQUEST']._serialized_end=2390
+  _globals['_GETMODELRESPONSE']._serialized_start=2393
+  _globals['_GETMODELRESPONSE']._serialized_end=2617
+  _globals['_GENERATIONSERVICE']._serialized_start=2897
+  _globals['_GENERATIONSERVICE']._serialized_end=3216
 # @@protoc_insertion_point(module_scope)

@@ -13,7 +13,7 @@ from swiftjax.engine.request import GenerationConfig
 from swiftjax.errors import InvalidRequestError
 
 if TYPE_CHECKING:
-    from swiftjax.engine.request import Prompt, RequestOutput
+    from swiftjax.engine.request import Choice, Prompt, RequestOutput
 
 Prompts = Annotated[
     list[str] | None,
@@ -33,6 +33,16 @@ IgnoreEos = Annotated[
     bool,
     typer.Option("--ignore-eos", help="Go on after end-of-sequence.", show_default="off"),
 ]
+MinNewTokens = Annotated[int, typer.Option(help="End at no stop token before this many.")]
+NumChoices = Annotated[int, typer.Option("-n", help="Answers per prompt, up to 16.")]
+Logprobs = Annotated[
+    int | None,
+    typer.Option(help="With --json: this many most likely tokens each.", show_default="none"),
+]
+PromptLogprobs = Annotated[
+    int | None, typer.Option(help="The same for the prompt's tokens.", show_default="none")
+]
+Echo = Annotated[bool, typer.Option("--echo", help="Print the prompt too.", show_default="off")]
 TokenIds = Annotated[
     bool,
     typer.Option("--token-ids", help="Prompts are token ids, like '1 2 3'.", show_default="off"),
@@ -46,7 +56,17 @@ def generate(
     temperature: opt.Temperature = opt.DEFAULTS.temperature,
     top_p: opt.TopP = opt.DEFAULTS.top_p,
     top_k: opt.TopK = opt.DEFAULTS.top_k,
+    min_p: opt.MinP = opt.DEFAULTS.min_p,
+    typical_p: opt.TypicalP = opt.DEFAULTS.typical_p,
+    repetition_penalty: opt.RepetitionPenalty = opt.DEFAULTS.repetition_penalty,
+    presence_penalty: opt.PresencePenalty = opt.DEFAULTS.presence_penalty,
+    frequency_penalty: opt.FrequencyPenalty = opt.DEFAULTS.frequency_penalty,
     seed: opt.Seed = None,
+    min_new_tokens: MinNewTokens = opt.DEFAULTS.min_new_tokens,
+    n: NumChoices = opt.DEFAULTS.n,
+    logprobs: Logprobs = None,
+    prompt_logprobs: PromptLogprobs = None,
+    echo: Echo = False,
     stop: Stop = None,
     stop_token_id: StopTokenId = None,
     ignore_eos: IgnoreEos = False,
@@ -63,7 +83,17 @@ def generate(
         temperature=temperature,
         top_p=top_p,
         top_k=top_k,
+        min_p=min_p,
+        typical_p=typical_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
         seed=seed,
+        min_new_tokens=min_new_tokens,
+        n=n,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        echo=echo,
         stop=tuple(stop or ()),
         stop_token_ids=tuple(stop_token_id or ()),
         ignore_eos=ignore_eos,
@@ -76,7 +106,8 @@ def generate(
         implementation=implementation,
     )
     for output in _answer(config, prompts, generation, quiet):
-        print(_to_json(output) if as_json else output.text, flush=True)
+        for choice in output.choices:
+            print(_to_json(output, choice) if as_json else choice.text, flush=True)
 
 
 def _read_prompts(given: list[str] | None, token_ids: bool) -> "list[Prompt]":
@@ -108,14 +139,17 @@ def _parse_ids(text: str) -> list[int]:
         ) from None
 
 
-def _to_json(output: "RequestOutput") -> str:
+def _to_json(output: "RequestOutput", choice: "Choice") -> str:
     return json.dumps(
         {
             "request_id": output.request_id,
-            "text": output.text,
-            "token_ids": output.token_ids,
-            "logprobs": output.logprobs,
-            "finish_reason": output.finish_reason,
+            "index": choice.index,
+            "text": choice.text,
+            "token_ids": choice.token_ids,
+            "logprobs": choice.logprobs,
+            "top_logprobs": choice.top_logprobs,
+            "prompt_logprobs": output.prompt._asdict() if output.prompt else None,
+            "finish_reason": choice.finish_reason,
             "num_prompt_tokens": len(output.prompt_token_ids),
             "first_token_seconds": output.timings.first_token,
             "total_seconds": output.timings.total,

@@ -47,6 +47,13 @@ MaxNewTokens = Annotated[int, typer.Option(help="Most tokens to generate.")]
 Temperature = Annotated[float, typer.Option(help="0 takes the most likely token each time.")]
 TopP = Annotated[float, typer.Option(help="Keep the most likely tokens up to this probability.")]
 TopK = Annotated[int, typer.Option(help="Keep this many of the most likely tokens; 0 keeps all.")]
+MinP = Annotated[float, typer.Option(help="Drop tokens below this share of the likeliest one.")]
+TypicalP = Annotated[float, typer.Option(help="Keep tokens of typical surprise, up to this.")]
+RepetitionPenalty = Annotated[
+    float, typer.Option(help="Above 1 weakens tokens of the prompt and the answer.")
+]
+PresencePenalty = Annotated[float, typer.Option(help="Weakens tokens that the answer has.")]
+FrequencyPenalty = Annotated[float, typer.Option(help="The same, once per use.")]
 Seed = Annotated[
     int | None,
     typer.Option(help="The same seed gives the same answer.", show_default="a fresh one"),

@@ -9,7 +9,7 @@ import pytest
 from swiftjax.engine.request import GenerationConfig
 from swiftjax.errors import DeadlineError, InvalidRequestError, NotReadyError
 from swiftjax.serving.client import Client
-from swiftjax.serving.messages import read_generation_config, write_options
+from swiftjax.serving.options import read_generation_config, write_options
 from swiftjax.serving.proto import swiftjax_pb2 as pb
 from tests.serving.harness import END_ID, VOCAB_SIZE, Service, make_core, serving, until
 
@@ -119,12 +119,56 @@ def test_closing_the_iterator_stops_the_work(client: Client, service: Service) -
         GenerationConfig(temperature=0.7, top_p=0.5, top_k=7, seed=2**64 - 1),
         GenerationConfig(max_new_tokens=1, stop=("a", "b"), stop_token_ids=(1, 2)),
         GenerationConfig(ignore_eos=True, include_stop_str=True, stop="x", top_p=0.0),
+        GenerationConfig(min_p=0.1, typical_p=0.9, repetition_penalty=1.2, n=3, min_new_tokens=2),
+        GenerationConfig(presence_penalty=-1.0, frequency_penalty=0.5, logit_bias={5: 1.5}),
+        GenerationConfig(allowed_token_ids=(1, 2), banned_token_ids=(3,), bad_words_ids=((4, 5),)),
+        GenerationConfig(echo=True, logprobs=2, prompt_logprobs=0, logprobs_mode="processed"),
     ],
 )
 def test_config_survives_the_message(config: GenerationConfig) -> None:
-    sampling, stop = write_options(config)
-    assert read_generation_config(pb.GenerateRequest(sampling=sampling, stop=stop)) == config
+    request = pb.GenerateRequest()
+    write_options(config, request)
+    assert read_generation_config(request) == config
 
 
 def test_unset_options_are_the_defaults() -> None:
     assert read_generation_config(pb.GenerateRequest()) == GenerationConfig()
+
+
+def test_choices_and_echo_reach_the_client(client: Client) -> None:
+    """Every choice has its index, its end and its totals; log-probabilities come when asked."""
+    config = GenerationConfig(max_new_tokens=4, n=3, echo=True, logprobs=0)
+    texts = ["", "", ""]
+    ends = []
+    scores = 0
+    for delta in client.generate(text="a", config=config):
+        texts[delta.index] += delta.text
+        scores += len(delta.logprobs)
+        if delta.finish_reason is not None:
+            ends.append((delta.index, delta.finish_reason, delta.num_output_tokens))
+    assert texts == ["abcde"] * 3 and scores == 12
+    assert sorted(ends) == [(i, "length", 4) for i in range(3)]
+
+
+def test_a_stop_string_ends_its_choice_only(client: Client, service: Service) -> None:
+    config = GenerationConfig(max_new_tokens=50, n=2, stop="ef")
+    ends = [d for d in client.generate(text="a", config=config) if d.finish_reason]
+    assert [(d.finish_reason, d.matched_stop) for d in ends] == [("stop", "ef")] * 2
+    asyncio.run(until(service.is_idle))
+
+
+def test_options_over_their_limits_are_refused(client: Client) -> None:
+    """Counted before anything is copied or queued."""
+    biases = [pb.TokenBias(token_id=i, bias=1.0) for i in range(301)]
+    for bad in (
+        pb.SamplingOptions(n=4_000_000),
+        pb.SamplingOptions(logit_bias=biases),
+        pb.SamplingOptions(logit_bias=[pb.TokenBias(token_id=-1, bias=5.0)]),
+        pb.SamplingOptions(banned_token_ids=[1] * 513),
+        pb.SamplingOptions(bad_words=[pb.TokenIds(ids=[1] * 33)]),
+    ):
+        with pytest.raises(InvalidRequestError):
+            read_generation_config(pb.GenerateRequest(sampling=bad))
+    for output in (pb.OutputOptions(logprobs=10**9), pb.OutputOptions(logprobs=-1)):
+        with pytest.raises(InvalidRequestError):
+            read_generation_config(pb.GenerateRequest(output=output))

@@ -47,6 +47,9 @@ def test_every_option_says_whether_it_was_set() -> None:
             assert field.is_repeated or field.has_presence, field.full_name
 
 
+_PREFIXES = {"FinishReason": "FINISH_REASON_", "LogprobsMode": "LOGPROBS_MODE_"}
+
+
 def test_names_follow_the_style_guide() -> None:
     service = pb.DESCRIPTOR.services_by_name["GenerationService"]
     for method in service.methods:
@@ -54,7 +57,7 @@ def test_names_follow_the_style_guide() -> None:
         assert method.output_type.name == f"{method.name}Response"
     for enum in pb.DESCRIPTOR.enum_types_by_name.values():
         assert enum.values_by_number[0].name.endswith("_UNSPECIFIED")
-        assert all(value.name.startswith("FINISH_REASON_") for value in enum.values)
+        assert all(value.name.startswith(_PREFIXES[enum.name]) for value in enum.values)
     assert pb.DESCRIPTOR.package == "swiftjax.v1"
 
 
