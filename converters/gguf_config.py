@@ -57,13 +57,10 @@ def hf_config(
     own, tokenizer = GgufMetadata(metadata, f"{arch}."), GgufMetadata(metadata, "tokenizer.ggml.")
     _refuse_unknown_options(arch, metadata, own)
     heads = _uniform(own, "attention.head_count")
-    vocab_size = own.get("vocab_size", int)
-    if vocab_size is None and (embedding := tensors.get("token_embd.weight")):
-        vocab_size = embedding.shape[0]
     eos = [tokenizer.get(key, int) for key in EOS_KEYS]
     config: dict[str, Any] = {
         "model_type": arch,
-        "vocab_size": vocab_size,
+        "vocab_size": _vocab_size(own, tensors),
         "hidden_size": own.need("embedding_length", int),
         "intermediate_size": _uniform(own, "feed_forward_length"),
         "num_hidden_layers": own.need("block_count", int),
@@ -82,6 +79,13 @@ def hf_config(
     if scaling := _rope_scaling(own, config, rope_factors):
         config["rope_scaling"] = scaling
     return config
+
+
+def _vocab_size(own: GgufMetadata, tensors: Mapping[str, GgufTensor]) -> int | None:
+    """The number in the metadata, or where it is absent the rows of the embedding."""
+    embedding = tensors.get("token_embd.weight")
+    vocab_size = own.get("vocab_size", int)
+    return embedding.shape[0] if vocab_size is None and embedding is not None else vocab_size
 
 
 def _head_dim(own: GgufMetadata, heads: int) -> int:

@@ -24,20 +24,9 @@ def model_config_from_hf(
     """
     family = _family(config)
     _refuse_unknown_options(config, family)
-    num_heads = _positive_int(config, "num_attention_heads")
-    num_kv_heads = _num_kv_heads(config, family, num_heads)
     hidden_size = _positive_int(config, "hidden_size")
     num_layers = _positive_int(config, "num_hidden_layers")
-    if num_heads % num_kv_heads:
-        raise InvalidRequestError(
-            f"num_attention_heads ({num_heads}) is not a multiple of "
-            f"num_key_value_heads ({num_kv_heads}) in config.json"
-        )
-    head_dim = _positive_int(
-        config, "head_dim", 128 if family == "qwen3" else hidden_size // num_heads
-    )
-    if head_dim % 2:
-        raise UnsupportedError(f"head_dim is {head_dim}; rotary embedding needs an even head_dim")
+    num_heads, num_kv_heads, head_dim = _heads(config, family, hidden_size)
     max_position = _positive_int(config, "max_position_embeddings")
     attention_bias = bool(config.get("attention_bias", False))
     return ModelConfig(
@@ -102,6 +91,22 @@ def _positive_float(config: Mapping[str, Any], key: str, default: float) -> floa
     if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
         raise InvalidRequestError(f"config.json: {key} must be a positive number, not {value!r}")
     return float(value)
+
+
+def _heads(config: Mapping[str, Any], family: str, hidden_size: int) -> tuple[int, int, int]:
+    """Query heads, KV heads and the width of one."""
+    num_heads = _positive_int(config, "num_attention_heads")
+    num_kv_heads = _num_kv_heads(config, family, num_heads)
+    if num_heads % num_kv_heads:
+        raise InvalidRequestError(
+            f"num_attention_heads ({num_heads}) is not a multiple of "
+            f"num_key_value_heads ({num_kv_heads}) in config.json"
+        )
+    default = 128 if family == "qwen3" else hidden_size // num_heads
+    head_dim = _positive_int(config, "head_dim", default)
+    if head_dim % 2:
+        raise UnsupportedError(f"head_dim is {head_dim}; rotary embedding needs an even head_dim")
+    return num_heads, num_kv_heads, head_dim
 
 
 def _num_kv_heads(config: Mapping[str, Any], family: str, num_heads: int) -> int:

@@ -35,11 +35,6 @@ class KVSwap:
         scatter = jax.jit(scatter_pages, donate_argnums=0)
         self._scatter = scatter.lower(kv_cache, ids, chunk).compile()
 
-    @property
-    def num_copies(self) -> int:
-        """Sequences whose pages lie on the host."""
-        return len(self._copies)
-
     def apply(self, kv_cache: KVCache, moves: PageMoves) -> KVCache:
         """Move out, then in, then drop; the cache that comes back replaces the one given."""
         for move in moves.out:
