@@ -1,0 +1,33 @@
+"""The examples and the README's Python code run as they stand, on a tiny model."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+# One process for all, because starting jax is most of the work.
+RUN = """
+import runpy, sys
+sys.path.insert(0, {root!r})
+sys.argv[1:] = ["--model-path", {model!r}, "--max-new-tokens", "12"]
+for name in ("offline", "online"):
+    print("#", name)
+    runpy.run_path({root!r} + f"/examples/{{name}}.py", run_name="__main__")
+print("# readme")
+exec({readme!r})
+"""
+
+
+def test_examples_and_readme(tiny: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    [readme] = [block for block in blocks if "Engine(" in block]
+    code = RUN.format(
+        root=str(ROOT), model=str(tiny), readme=readme.replace("smollm2-135m", str(tiny))
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    _, offline, online, readme = re.split("^# .*\n", done.stdout, flags=re.MULTILINE)
+    assert "compilation included" in offline
+    assert "num_running=0" in online  # the stream that was left early has ended too
+    assert readme.count("\n") >= 2
