@@ -18,6 +18,7 @@ from swiftjax.kernels.query_blocks import query_blocks
 TOKENS_PER_TRIP = 128  # keys and values of a trip stay in a core's L2: 256 cost a step 5 % more
 # Everything here is float32, and a GPU's default product of float32 keeps 10 bits of each factor.
 product = partial(jnp.einsum, precision=lax.Precision.HIGHEST)
+LOWEST_PEAK = -1e20  # below every real score, far above MASKED
 MASKED = -1e30  # finite: the difference of two masked scores must not be NaN
 
 
@@ -163,7 +164,7 @@ def attend(
         return accumulate(state, scores, allowed, values)
 
     zeros = jnp.zeros(q.shape[:3], jnp.float32)
-    state = Softmax(jnp.zeros(q.shape, jnp.float32), zeros + MASKED, zeros)
+    state = Softmax(jnp.zeros(q.shape, jnp.float32), zeros + LOWEST_PEAK, zeros)
     state = lax.fori_loop(0, num_trips, body, state)
     return state.out / jnp.where(state.total > 0, state.total, 1.0)[..., None]
 
@@ -202,8 +203,7 @@ def accumulate(
     """Take one trip's keys into the online softmax."""
     scores = jnp.where(allowed[:, None], scores, MASKED)
     peak = jnp.maximum(state.peak, scores.max(axis=-1))
-    # The second mask matters to rows that have seen no key yet, where MASKED - MASKED is 0.
-    weights = jnp.where(allowed[:, None], jnp.exp(scores - peak[..., None]), 0.0)
+    weights = jnp.exp(scores - peak[..., None])  # exactly 0 where masked, as peak >= LOWEST_PEAK
     shrink = jnp.exp(state.peak - peak)
     out = product("bkxc,bkch->bkxh", weights, values)
     return Softmax(
