@@ -1,5 +1,6 @@
 """`swiftjax demo`: the whole system in one command, as a user of the server would see it."""
 
+import shutil
 import socket
 import subprocess
 import sys
@@ -52,7 +53,9 @@ def _prepare(model: str) -> Path:
     except CheckpointError:
         with progress(f"fetching {model}", quiet=False):
             source = resolve_model(model)
-        convert_on_cpu(source, checkpoint, dtype="float32", force=True, quiet=False)
+        # Whatever lies there is in our own cache and of no use.
+        shutil.rmtree(checkpoint, ignore_errors=True)
+        convert_on_cpu(source, checkpoint, dtype="float32", force=False, quiet=False)
     return checkpoint
 
 
