@@ -13,6 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from swiftjax.engine.request import GenerationConfig
 from swiftjax.errors import DeadlineError, InvalidRequestError
+from swiftjax.serving.addresses import is_loopback
 from swiftjax.serving.messages import (
     MAX_MESSAGE_BYTES,
     ChatMessages,
@@ -39,7 +40,10 @@ class Client:
     """One connection to a server, e.g. `Client("127.0.0.1:50051")`; close it or use `with`."""
 
     def __init__(self, target: str) -> None:
-        self._channel = grpc.insecure_channel(target, options=CHANNEL_OPTIONS)
+        # A proxy of the environment (http_proxy) cannot reach this machine's own ports.
+        host = target.rpartition(":")[0].strip("[]")
+        proxy = (("grpc.enable_http_proxy", 0),) if is_loopback(host) else ()
+        self._channel = grpc.insecure_channel(target, options=CHANNEL_OPTIONS + proxy)
         self._stub = pb_grpc.GenerationServiceStub(self._channel)
         health: Any = health_pb2_grpc.HealthStub(self._channel)  # its stub file lacks Watch
         self._watch = health.Watch

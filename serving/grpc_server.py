@@ -5,13 +5,13 @@ and stopped by `server.py`.
 """
 
 import asyncio
-import ipaddress
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from swiftjax.errors import SwiftJaxError
+from swiftjax.serving.addresses import is_loopback
 from swiftjax.serving.gate import Gate
 from swiftjax.serving.generation_service import GenerationService, Served
 from swiftjax.serving.interceptor import CallInterceptor
@@ -90,11 +90,3 @@ class GrpcServer:
 
     async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
         await asyncio.gather(*(self._health.set(name, status) for name in SERVICES))
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a listener on this address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -109,7 +110,7 @@ def serve(
 
 
 def _check_host(host: str, insecure: bool) -> None:
-    from swiftjax.serving.grpc_server import is_loopback
+    from swiftjax.serving.addresses import is_loopback
 
     if not is_loopback(host) and not insecure:
         raise InvalidRequestError(
@@ -119,6 +120,8 @@ def _check_host(host: str, insecure: bool) -> None:
 
 
 def _run(config: EngineConfig, host: str, port: int, drain_seconds: float, quiet: bool) -> int:
+    # Before grpc is imported: a taken port is told in our words, not in those of its C core too.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from swiftjax.serving.server import run_server
 
     log = logging.getLogger("swiftjax")

@@ -108,6 +108,7 @@ def test_serve_answers_until_a_signal(tiny: Path) -> None:
         )
         assert taken.returncode == 1
         assert_one_clear_line(taken, f"cannot listen on 127.0.0.1:{port}")
+        assert taken.stderr.count("\n") == 1
         process.terminate()
         assert process.wait(60) == 0
     finally:

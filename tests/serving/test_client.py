@@ -51,6 +51,15 @@ def client(service: Service) -> Iterator[Client]:
         yield connected
 
 
+def test_proxy_of_the_environment_is_not_asked_for_this_machine(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    with Client(service.server.address) as client:
+        assert client.get_model().vocab_size == VOCAB_SIZE
+
+
 def test_each_kind_of_prompt(client: Client) -> None:
     config = GenerationConfig(max_new_tokens=3)
     for prompt in ({"text": "a"}, {"token_ids": [ord("a")]}):

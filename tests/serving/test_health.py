@@ -10,8 +10,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from swiftjax.errors import SwiftJaxError
+from swiftjax.serving.addresses import is_loopback
 from swiftjax.serving.generation_service import Served
-from swiftjax.serving.grpc_server import SERVICES, GrpcServer, is_loopback
+from swiftjax.serving.grpc_server import SERVICES, GrpcServer
 from swiftjax.serving.messages import describe_model
 from swiftjax.serving.proto import swiftjax_pb2 as pb
 from swiftjax.serving.proto import swiftjax_pb2_grpc as pb_grpc
