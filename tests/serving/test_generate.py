@@ -20,6 +20,7 @@ from tests.serving.harness import (
     make_core,
     serving,
     status_of,
+    until,
 )
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
@@ -229,8 +230,10 @@ def test_request_id_in_use_is_refused() -> None:
 def test_full_queue_is_resource_exhausted_with_a_time_to_wait() -> None:
     async def body(service: Service) -> None:
         stop = pb.StopOptions(max_new_tokens=1000, ignore_eos=True)
-        calls = [service.stub.Generate(request(text="a", stop=stop)) for _ in range(3)]
-        await anext(aiter(calls[0]))
+        calls = [service.stub.Generate(request(text="a", stop=stop))]
+        await anext(aiter(calls[0]))  # it runs; only now is the whole queue free for others
+        calls += [service.stub.Generate(request(text="a", stop=stop)) for _ in range(2)]
+        await until(lambda: service.engine.stats().num_waiting == 2)
         refused = service.stub.Generate(request(text="a"))
         code, _ = await status_of(refused)
         assert code == grpc.StatusCode.RESOURCE_EXHAUSTED
