@@ -11,7 +11,7 @@ from google.protobuf.duration_pb2 import Duration
 from swiftjax import __version__
 from swiftjax.config import ModelConfig
 from swiftjax.engine.core import EngineLimits
-from swiftjax.engine.request import FinishReason, StreamOutput
+from swiftjax.engine.request import FinishReason, StreamOutput, check_room
 from swiftjax.engine.tokenizer import Tokenizer
 from swiftjax.errors import InvalidRequestError, NotFoundError
 from swiftjax.serving.options import TokenScore, read_logprobs, write_logprobs
@@ -96,11 +96,7 @@ def read_chat(chat: pb.Chat, max_model_len: int) -> list[dict[str, str]]:
 
 def read_token_ids(token_ids: pb.TokenIds, max_model_len: int) -> tuple[int, ...]:
     """Read prompt ids, refusing what is too long before it is copied."""
-    if len(token_ids.ids) >= max_model_len:
-        raise InvalidRequestError(
-            f"the prompt has {len(token_ids.ids)} tokens; max_model_len is {max_model_len}, which "
-            f"must hold the prompt and at least one new token: shorten it to {max_model_len - 1}"
-        )
+    check_room(len(token_ids.ids), max_model_len)
     return tuple(token_ids.ids)
 
 

@@ -178,7 +178,7 @@ def _prefix_salt(model: ModelConfig) -> Callable[[Request], str]:
     def salt(request: Request) -> str:
         length = len(request.prompt_token_ids)
         is_scaled = is_dynamic and length > model.rope.original_max_position
-        return f"{request.cache_salt}/{length if is_scaled else ''}"
+        return f"{request.options.cache_salt}/{length if is_scaled else ''}"
 
     return salt
 

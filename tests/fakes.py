@@ -1,6 +1,5 @@
 """A data plane that can be computed by hand: the next token is the last one plus one, modulo V."""
 
-import dataclasses
 import itertools
 import time
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from swiftjax.engine.batching import make_buckets
 from swiftjax.engine.core import EngineCore, EngineLimits
 from swiftjax.engine.page_pool import PagePool
 from swiftjax.engine.preemption import PreemptionCosts
-from swiftjax.engine.request import GenerationConfig, Request, resolve_request
+from swiftjax.engine.request import GenerationConfig, Request, RequestOptions, resolve_request
 from swiftjax.engine.rows import RowTable
 from swiftjax.engine.scheduler import Scheduler
 
@@ -145,10 +144,10 @@ def make_request(
     request_id: str | None = None,
     deadline: float | None = None,
     seed: int = 0,
-    **scheduling: Any,
+    **options: Any,
 ) -> Request:
-    """A request checked against the core's limits; `scheduling` sets priority, client and salt."""
-    request = resolve_request(
+    """A request checked against the core's limits; `options` sets priority, client and so on."""
+    return resolve_request(
         request_id or f"r{next(_ids)}",
         prompt,
         config or GenerationConfig(max_new_tokens=4),
@@ -158,8 +157,8 @@ def make_request(
         fresh_seed=seed,
         arrival_time=0.0,
         deadline=deadline,
+        options=RequestOptions(**options),
     )
-    return dataclasses.replace(request, **scheduling)
 
 
 def run_to_end(core: EngineCore) -> dict[str, list[int]]:

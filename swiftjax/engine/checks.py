@@ -4,11 +4,15 @@ Knows no request and no model. Called by everything that validates what a client
 """
 
 import math
+import unicodedata
 from collections.abc import Sequence as SequenceOf
 
 from swiftjax.errors import InvalidRequestError
 
 MAX_TOKENS = 2**31 - 1
+MAX_LABEL_CHARS = 128
+# Control characters, lone surrogates, line and paragraph separators: they could forge log lines.
+_UNFIT = ("Cc", "Cs", "Zl", "Zp")
 
 
 def check_int(name: str, value: object, low: int, high: int) -> None:
@@ -25,6 +29,21 @@ def check_float(name: str, value: object, low: float, high: float) -> None:
         raise InvalidRequestError(f"{name} must be a finite number, not {value!r:.80}")
     if not low <= value <= high:
         raise InvalidRequestError(f"{name} is {value}; it must lie in [{low:g}, {high:g}]")
+
+
+def check_label(name: str, value: object) -> None:
+    """Raise InvalidRequestError unless it is a short text that is safe to log and echo."""
+    if not isinstance(value, str):
+        raise InvalidRequestError(f"{name} must be text, not {value!r:.80}")
+    if len(value) > MAX_LABEL_CHARS:
+        raise InvalidRequestError(
+            f"{name} has {len(value)} characters; at most {MAX_LABEL_CHARS} are taken"
+        )
+    unfit = [char for char in value if unicodedata.category(char) in _UNFIT]
+    if unfit:
+        raise InvalidRequestError(
+            f"{name} contains the control character {unfit[0]!a}: leave it out"
+        )
 
 
 def check_count(name: str, count: int, limit: int) -> None:

@@ -35,7 +35,7 @@ def fcfs(request: Request, state: PolicyState) -> Any:
 
 def priority(request: Request, state: PolicyState) -> Any:
     """Higher priority first, then first come."""
-    return (-request.priority, request.arrival_time)
+    return (-request.options.priority, request.arrival_time)
 
 
 def shortest_first(request: Request, state: PolicyState) -> Any:
@@ -50,7 +50,7 @@ def short_before_long(request: Request, state: PolicyState) -> Any:
 
 def fair(request: Request, state: PolicyState) -> Any:
     """The client served least goes first (Sheng et al., "Fairness in Serving LLMs")."""
-    return (state.served_tokens.get(request.client_id, 0), request.arrival_time)
+    return (state.served_tokens.get(request.options.client_id, 0), request.arrival_time)
 
 
 def newest(running: SequenceOf[Sequence]) -> Sequence:
@@ -60,7 +60,7 @@ def newest(running: SequenceOf[Sequence]) -> Sequence:
 
 def least_important(running: SequenceOf[Sequence]) -> Sequence:
     """The lowest priority gives way, the newest among equals."""
-    return max(running, key=lambda s: (-s.request.priority, s.order))
+    return max(running, key=lambda s: (-s.request.options.priority, s.order))
 
 
 QUEUE_POLICIES: dict[QueuePolicyName, QueuePolicy] = {

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from swiftjax.engine.checks import MAX_TOKENS as MAX_TOKENS
-from swiftjax.engine.checks import check_in_vocabulary
+from swiftjax.engine.checks import check_in_vocabulary, check_label
 from swiftjax.engine.generation import GenerationConfig as GenerationConfig
+from swiftjax.engine.request_options import NO_OPTIONS as NO_OPTIONS
+from swiftjax.engine.request_options import RequestOptions as RequestOptions
 from swiftjax.errors import InvalidRequestError
 
 FinishReason = Literal["stop", "length", "abort", "time_limit", "error"]
@@ -29,9 +31,7 @@ class Request:
     seed: int
     arrival_time: float
     deadline: float | None = None
-    priority: int = 0  # higher goes first, under the priority policy
-    client_id: str = ""  # whose turn it is, under the fair policy
-    cache_salt: str = ""  # cached pages are shared only between equal salts
+    options: RequestOptions = NO_OPTIONS
 
 
 class PromptLogprobs(NamedTuple):
@@ -146,21 +146,19 @@ def resolve_request(
     fresh_seed: int,
     arrival_time: float,
     deadline: float | None = None,
+    options: RequestOptions = NO_OPTIONS,
 ) -> Request:
     """Check a prompt against the model's limits and fill in what the config leaves open.
 
-    Raises InvalidRequestError for an empty or over-long prompt and for ids outside the vocabulary.
+    Raises InvalidRequestError for an empty or over-long prompt and ids outside the vocabulary.
     """
+    check_label("request_id", request_id)
     prompt = tuple(prompt_token_ids)
     if not prompt:
         raise InvalidRequestError("the prompt is empty: give at least one token")
     check_in_vocabulary("the prompt", prompt, vocab_size)
     room = max_model_len - len(prompt)
-    if room < 1:
-        raise InvalidRequestError(
-            f"the prompt has {len(prompt)} tokens; max_model_len is {max_model_len}, which must "
-            f"hold the prompt and at least one new token: shorten it to {max_model_len - 1}"
-        )
+    check_room(len(prompt), max_model_len)
     eos = () if generation.ignore_eos else tuple(eos_token_ids)
     stop_token_ids = frozenset((*eos, *generation.stop_token_ids))
     _check_ids(generation, stop_token_ids, vocab_size)
@@ -174,8 +172,18 @@ def resolve_request(
         stop_token_ids=stop_token_ids,
         seed=fresh_seed if generation.seed is None else generation.seed,
         arrival_time=arrival_time,
-        deadline=deadline,
+        deadline=options.end_time(arrival_time, deadline),
+        options=options,
     )
+
+
+def check_room(num_tokens: int, max_model_len: int) -> None:
+    """Raise InvalidRequestError for a prompt that leaves no room for a new token."""
+    if num_tokens >= max_model_len:
+        raise InvalidRequestError(
+            f"the prompt has {num_tokens} tokens; max_model_len is {max_model_len}, which must "
+            f"hold the prompt and at least one new token: shorten it to {max_model_len - 1}"
+        )
 
 
 def _check_ids(

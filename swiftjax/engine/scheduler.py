@@ -35,7 +35,7 @@ class Scheduler:
         rows: RowTable,
         *,
         costs: PreemptionCosts | None = None,
-        salt: Callable[[Request], str] = lambda request: request.cache_salt,
+        salt: Callable[[Request], str] = lambda request: request.options.cache_salt,
         model_version: str = "",
     ) -> None:
         """`salt` names what cached keys and values depend on besides the tokens of a request."""
@@ -246,7 +246,7 @@ class Scheduler:
         if missing > 0 and not self._take_pages(draft, sequence, missing):
             return
         draft.add(sequence, num_new)
-        self._served[sequence.request.client_id] += num_new
+        self._served[sequence.request.options.client_id] += num_new
         if sequence.computed_len // self.pool.page_size > start // self.pool.page_size:
             self._publish(sequence, start // self.pool.page_size)
 
