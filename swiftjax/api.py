@@ -109,6 +109,7 @@ class Engine:
         max_num_batched_tokens: int | None = None,
         implementation: str | None = None,
         chat_template: str | None = None,
+        trace: str | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         config = EngineConfig(
@@ -122,6 +123,7 @@ class Engine:
             max_num_batched_tokens=max_num_batched_tokens,
             implementation=implementation,
             chat_template=chat_template,
+            trace=trace,
             max_queue_len=MAX_TOKENS,  # whoever calls a blocking engine is the only one to wait
         )
         self._take(build_core(config, progress))

@@ -26,6 +26,7 @@ from swiftjax.engine.request import Request
 from swiftjax.engine.rows import RowTable
 from swiftjax.engine.scheduler import Scheduler
 from swiftjax.engine.tokenizer import Tokenizer
+from swiftjax.engine.tracer import Tracer
 from swiftjax.errors import InvalidRequestError, UnsupportedError
 from swiftjax.memory import GIB, MemoryPlan, plan_pages, temporaries
 from swiftjax.model.kv_cache import bytes_per_page
@@ -115,7 +116,9 @@ def build_core(
     limits = EngineLimits(model.vocab_size, sizes.max_model_len, model.eos_token_ids)
     pool = PagePool(plan.num_pages, sizes.page_size)
     scheduler = _make_scheduler(config, sizes, pool, model, str(path.resolve()))
-    core = EngineCore(scheduler, runner, buckets, limits)
+    salt = _prefix_salt(model)
+    tracer = Tracer(config.trace, scheduler, salt=salt) if config.trace else None
+    core = EngineCore(scheduler, runner, buckets, limits, observer=tracer)
     logger.info("%s kernels; memory:\n%s", implementation, plan.table())
     swap_bytes = int(config.swap_space_gib * GIB)
     return BuiltCore(core, tokenizer, model, runner, buckets, plan, swap_bytes)

@@ -92,7 +92,8 @@ class EngineConfig:
     """How to build an engine. `None` leaves the choice to the device and the checkpoint.
 
     `swap_space_gib` bounds the host memory that preempted sequences may take; 0 means that they are
-    always computed again. Raises InvalidRequestError for a value outside its range.
+    always computed again. `trace` is a file to record what the scheduler decides. Raises
+    InvalidRequestError for a value outside its range.
     """
 
     model_path: str
@@ -109,6 +110,7 @@ class EngineConfig:
     policy: QueuePolicyName = "fcfs"
     prefix_cache: bool = True
     swap_space_gib: float = 4.0
+    trace: str | None = None
 
     def __post_init__(self) -> None:
         if not _is_number(self.gpu_memory_utilization) or not 0 < self.gpu_memory_utilization <= 1:

@@ -3,6 +3,7 @@
 import itertools
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from swiftjax.engine.preemption import PreemptionCosts
 from swiftjax.engine.request import GenerationConfig, Request, RequestOptions, resolve_request
 from swiftjax.engine.rows import RowTable
 from swiftjax.engine.scheduler import Scheduler
+from swiftjax.engine.tracer import Tracer
 
 
 class FakePending:
@@ -93,6 +95,12 @@ def make_fake_core(
         EngineLimits(vocab_size, max_model_len, eos_token_ids),
         clock,
     )
+
+
+def trace_core(core: EngineCore, path: Path) -> Tracer:
+    """Record a core that has no requests yet."""
+    core._observer = tracer = Tracer(path, core.scheduler, clock=core._clock)
+    return tracer
 
 
 class ContextRunner(FakeRunner):

@@ -74,6 +74,7 @@ def generate(
     dtype: opt.DtypeOption = None,
     gpu_memory_utilization: opt.GpuMemoryUtilization = opt.ENGINE_DEFAULTS.gpu_memory_utilization,
     implementation: opt.Implementation = None,
+    trace: opt.Trace = None,
     as_json: opt.Json = False,
     quiet: opt.Quiet = False,
 ) -> None:
@@ -104,6 +105,7 @@ def generate(
         dtype=dtype,
         gpu_memory_utilization=gpu_memory_utilization,
         implementation=implementation,
+        trace=trace,
     )
     for output in _answer(config, prompts, generation, quiet):
         for choice in output.choices:

@@ -42,6 +42,14 @@ ChatTemplate = Annotated[
     Path | None,
     typer.Option(help="A file with a Jinja chat template.", show_default="the checkpoint's own"),
 ]
+Trace = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="Record what the scheduler decides, without any text, for 'swiftjax replay'.",
+        show_default="off",
+    ),
+]
 
 MaxNewTokens = Annotated[int, typer.Option(help="Most tokens to generate.")]
 Temperature = Annotated[float, typer.Option(help="0 takes the most likely token each time.")]

@@ -81,6 +81,7 @@ def serve(
     policy: Policy = opt.ENGINE_DEFAULTS.policy,
     no_prefix_cache: NoPrefixCache = False,
     swap_space_gib: SwapSpaceGib = opt.ENGINE_DEFAULTS.swap_space_gib,
+    trace: opt.Trace = None,
     drain_seconds: DrainSeconds = 30.0,
     quiet: opt.Quiet = False,
 ) -> None:
@@ -104,6 +105,7 @@ def serve(
         policy=policy,
         prefix_cache=not no_prefix_cache,
         swap_space_gib=swap_space_gib,
+        trace=trace,
     )
     _check_host(host, insecure)
     raise typer.Exit(_run(config, host, grpc_port, drain_seconds, quiet))

@@ -14,6 +14,7 @@ import numpy as np
 from swiftjax.batch import Batch, PageMoves, Sampled
 from swiftjax.engine.batching import Buckets, make_batch
 from swiftjax.engine.choices import ChoiceTable
+from swiftjax.engine.observer import Nobody, Observer
 from swiftjax.engine.plan import Plan
 from swiftjax.engine.request import Request, StepOutput
 from swiftjax.engine.rows import count_tokens, has_penalties
@@ -70,12 +71,14 @@ class EngineCore:
         buckets: Buckets,
         limits: EngineLimits,
         clock: Callable[[], float] = time.monotonic,
+        observer: Observer | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.limits = limits
         self._runner = runner
         self._buckets = buckets
         self._clock = clock
+        self._observer = observer or Nobody()
         self._choices = ChoiceTable()
 
     def submit(self, request: Request) -> None:
@@ -90,17 +93,22 @@ class EngineCore:
             except SwiftJaxError:
                 self._withdraw(choices, count)
                 raise
+            self._observer.submitted(choice)
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """End a request, or one of its choices; the last StepOutput comes from the next `step`."""
         for choice_id in self._choices.ids_of(request_id, index):
-            self.scheduler.abort(choice_id)
+            self._abort(choice_id)
+
+    def _abort(self, choice_id: str) -> None:
+        self._observer.aborted(choice_id)
+        self.scheduler.abort(choice_id)
 
     def _withdraw(self, choices: list[Request], num_submitted: int) -> None:
         """Forget the choices of a request that was refused half way; they have no outputs."""
         for count, choice in enumerate(choices if len(choices) > 1 else []):
             if count < num_submitted:
-                self.scheduler.abort(choice.request_id)
+                self._abort(choice.request_id)
             else:
                 self._choices.forget(choice.request_id)
 
@@ -109,9 +117,13 @@ class EngineCore:
         return [self._choices.join(output) for output in self._step()]
 
     def _step(self) -> list[StepOutput]:
-        plan = self.scheduler.schedule(self._clock())
+        now = self._clock()
+        plan = self.scheduler.schedule(now)
+        self._observer.planned(plan, now)
         if not plan.work:
-            return self.scheduler.take_ended()
+            outputs = self.scheduler.take_ended()
+            self._observer.told(None, outputs)
+            return outputs
         self._load_counts(plan)
         pool = self.scheduler.pool
         num_slots = pool.num_pages * pool.page_size
@@ -123,7 +135,10 @@ class EngineCore:
             num_slots=num_slots,
         )
         num_rows = sum(work.samples for work in plan.work)
-        return self.scheduler.update(plan, self._runner.dispatch(batch, plan.moves).wait(num_rows))
+        sampled = self._runner.dispatch(batch, plan.moves).wait(num_rows)
+        outputs = self.scheduler.update(plan, sampled)
+        self._observer.told(plan, outputs)
+        return outputs
 
     def _load_counts(self, plan: Plan) -> None:
         for sequence in plan.admitted:

@@ -71,6 +71,11 @@ class Scheduler:
         return len(self._waiting) + len(self._preempted)
 
     @property
+    def num_preempted(self) -> int:
+        """Sequences among the waiting that ran before."""
+        return len(self._preempted)
+
+    @property
     def has_work(self) -> bool:
         """Whether a step would compute or report anything."""
         return bool(self._by_id or self._ended)

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,14 +37,23 @@ def test_convert_replaces_only_when_told_to(cli: Cli, tiny: Path, native: Path) 
     assert (replaced.returncode, replaced.stderr) == (0, "")
 
 
-def test_generate_from_arguments_stdin_and_token_ids(cli: Cli, tiny: Path, native: Path) -> None:
+def last_line(path: Path) -> dict[str, Any]:
+    """The last line of a trace."""
+    return json.loads(path.read_text().splitlines()[-1])
+
+
+def test_generate_from_arguments_stdin_and_token_ids(
+    cli: Cli, tiny: Path, native: Path, tmp_path: Path
+) -> None:
     options = ["--max-new-tokens", "5", "--ignore-eos", "--seed", "7", "--temperature", "1"]
-    result = cli("generate", native, "ab", "cd", "--json", "--quiet", *options)
+    trace = ["--trace", tmp_path / "trace"]
+    result = cli("generate", native, "ab", "cd", "--json", "--quiet", *options, *trace)
     assert (result.returncode, result.stderr) == (0, "")
     first, second = (json.loads(line) for line in result.stdout.splitlines())
     assert first["num_prompt_tokens"] == second["num_prompt_tokens"] == 2
     assert len(first["token_ids"]) == len(first["logprobs"]) == 5
     assert first["finish_reason"] == "length"
+    assert last_line(tmp_path / "trace").items() >= {"kind": "finish", "n": 1}.items()
 
     piped = cli("generate", tiny, *options, stdin="ab\n")
     assert piped.stdout == f"{first['text']}\n"
@@ -86,9 +96,10 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def test_serve_answers_until_a_signal(tiny: Path) -> None:
+def test_serve_answers_until_a_signal(tiny: Path, tmp_path: Path) -> None:
     port = free_port()
     small = ["--max-num-seqs", "2", "--max-num-batched-tokens", "16", "--max-model-len", "128"]
+    small += ["--trace", str(tmp_path / "trace")]
     process = subprocess.Popen([*COMMAND, "serve", str(tiny), "--grpc-port", str(port), *small])
     try:
         with Client(f"127.0.0.1:{port}") as client:
@@ -111,6 +122,8 @@ def test_serve_answers_until_a_signal(tiny: Path) -> None:
         assert taken.stderr.count("\n") == 1
         process.terminate()
         assert process.wait(60) == 0
+        ended = {"kind": "finish", "reason": "length", "output_len": 4}
+        assert last_line(tmp_path / "trace").items() >= ended.items()
     finally:
         process.kill()
         process.wait()
