@@ -85,6 +85,8 @@ class SchedulerConfig:
     policy: QueuePolicyName = "fcfs"
     victim_policy: VictimPolicyName = "newest"
     prefix_cache: bool = True
+    min_batch_size: int = 1  # newcomers start once so many wait,
+    max_wait: float = 0.0  # or once the oldest has waited so many seconds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -67,6 +67,8 @@ def make_fake_core(
     eos_token_ids: tuple[int, ...] = (),
     policy: str = "fcfs",
     prefix_cache: bool = True,
+    min_batch_size: int = 1,
+    max_wait: float = 0.0,
     costs: PreemptionCosts | None = None,
     runner: FakeRunner | None = None,
     delay: float = 0.0,
@@ -79,6 +81,8 @@ def make_fake_core(
         max_queue_len=max_queue_len,
         policy=policy,
         prefix_cache=prefix_cache,
+        min_batch_size=min_batch_size,
+        max_wait=max_wait,
     )
     max_pages = -(-max_model_len // page_size)
     buckets = make_buckets(

@@ -83,6 +83,12 @@ class EngineCore:
 
     def submit(self, request: Request) -> None:
         """Queue a request with all its choices; raises InvalidRequestError or QueueFullError."""
+        max_queue_len = self.scheduler.config.max_queue_len
+        if request.generation.n > max_queue_len:
+            raise InvalidRequestError(
+                f"n is {request.generation.n}; each choice waits in the queue, which holds "
+                f"{max_queue_len}: lower n or raise max_queue_len"
+            )
         # The scheduler knows choices by ids of their own, so it cannot see this clash.
         if request.request_id in self.scheduler:
             raise InvalidRequestError(f"request id {request.request_id!r} is already in use")
@@ -103,6 +109,16 @@ class EngineCore:
     def _abort(self, choice_id: str) -> None:
         self._observer.aborted(choice_id)
         self.scheduler.abort(choice_id)
+
+    def pause(self, request_id: str) -> None:
+        """Compute nothing for a request until `resume`; its tokens are kept. Unknown: ignored."""
+        for choice_id in self._choices.ids_of(request_id):
+            self.scheduler.pause(choice_id)
+
+    def resume(self, request_id: str) -> None:
+        """Go on with a paused request; any other is ignored."""
+        for choice_id in self._choices.ids_of(request_id):
+            self.scheduler.resume(choice_id)
 
     def _withdraw(self, choices: list[Request], num_submitted: int) -> None:
         """Forget the choices of a request that was refused half way; they have no outputs."""
@@ -148,8 +164,12 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` would do anything."""
+        """Whether any request is left, be it one that only waits (`seconds_to_work`)."""
         return self.scheduler.has_work
+
+    def seconds_to_work(self) -> float:
+        """How long `step` would have nothing to do; infinity if that is up to the callers."""
+        return max(0.0, self.scheduler.next_work_time() - self._clock())
 
     def stats(self) -> CoreStats:
         """A snapshot of queue and cache use."""

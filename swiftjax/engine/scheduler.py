@@ -6,12 +6,13 @@ who was preempted waits to come back. When a running sequence lacks a page, a vi
 up. Same calls, same plans. The rules are drawn in docs/scheduler.md.
 """
 
-import heapq
-from collections import defaultdict
+import math
 from collections.abc import Callable
 
 from swiftjax.batch import PageMove, Sampled
 from swiftjax.config import SchedulerConfig
+from swiftjax.engine.admission_gate import AdmissionGate
+from swiftjax.engine.deadlines import Deadlines
 from swiftjax.engine.page_pool import PagePool
 from swiftjax.engine.plan import Plan, PlanDraft
 from swiftjax.engine.policies import QUEUE_POLICIES, VICTIM_POLICIES, PolicyState
@@ -21,6 +22,7 @@ from swiftjax.engine.request import FinishReason, Request, StepOutput
 from swiftjax.engine.results import make_output, take_prompt_scores
 from swiftjax.engine.rows import RowTable
 from swiftjax.engine.sequence import Sequence
+from swiftjax.engine.served_tokens import ServedTokens
 from swiftjax.engine.waiting_queue import WaitingQueue
 from swiftjax.errors import InvalidRequestError, QueueFullError
 
@@ -45,15 +47,17 @@ class Scheduler:
         self.costs = costs or PreemptionCosts()
         self.num_preemptions = 0
         self._salt = salt
-        self._served: dict[str, int] = defaultdict(int)
-        state = PolicyState(served_tokens=self._served)
+        self._served = ServedTokens()
+        state = PolicyState(served_tokens=self._served.tokens)
         self._waiting = WaitingQueue(QUEUE_POLICIES[config.policy], state)
+        self._gate = AdmissionGate(self._waiting, config.min_batch_size, config.max_wait)
         self._victim = VICTIM_POLICIES[config.victim_policy]
         self._keys = PageKeys(pool.page_size, model_version)
         self._by_id: dict[str, Sequence] = {}
         self._running: dict[str, Sequence] = {}  # in the order of admission
         self._preempted: dict[str, Sequence] = {}
-        self._deadlines: list[tuple[float, str]] = []
+        self._paused: dict[str, None] = {}
+        self._deadlines = Deadlines()
         self._ended: list[StepOutput] = []
         self._dropped: list[str] = []  # host copies nobody will ask for again
         self._host_pages_used = 0
@@ -76,8 +80,12 @@ class Scheduler:
         return len(self._preempted)
 
     @property
+    def _num_free_rows(self) -> int:
+        return self.config.max_num_seqs - len(self._running)
+
+    @property
     def has_work(self) -> bool:
-        """Whether a step would compute or report anything."""
+        """Whether anything is left to compute or report, now or later (`next_work_time`)."""
         return bool(self._by_id or self._ended)
 
     def __contains__(self, request_id: str) -> bool:
@@ -106,9 +114,10 @@ class Scheduler:
             )
         self._num_submitted += 1
         self._by_id[request.request_id] = sequence
+        self._served.join(request.options.client_id)
         self._waiting.push(sequence)
         if request.deadline is not None:
-            heapq.heappush(self._deadlines, (request.deadline, request.request_id))
+            self._deadlines.add(request.request_id, request.deadline)
 
     def abort(self, request_id: str, reason: FinishReason = "abort") -> None:
         """End a request wherever it stands and free its pages; an unknown id is ignored."""
@@ -116,6 +125,34 @@ class Scheduler:
         if sequence is not None:
             self._finish(sequence)
             self._ended.append(StepOutput(request_id, (), (), reason))
+
+    def pause(self, request_id: str) -> None:
+        """Compute nothing for a request until `resume`; an unknown id is ignored.
+
+        Its tokens are kept; its row and its pages are for others from the next plan on.
+        """
+        sequence = self._by_id.get(request_id)
+        if sequence is None:
+            return
+        self._paused[request_id] = None
+        if sequence.state == "waiting":
+            self._waiting.remove(sequence)
+            sequence.state = "preempted"
+            self._preempted[request_id] = sequence
+
+    def resume(self, request_id: str) -> None:
+        """Let a paused request come back like a preempted one; any other is ignored."""
+        self._paused.pop(request_id, None)
+
+    def next_work_time(self) -> float:
+        """From when on `schedule` may have something to do or `take_ended` to tell.
+
+        -inf at once; +inf not before the next call of submit, resume or abort.
+        """
+        may_come_back = not self._preempted.keys() <= self._paused.keys()
+        if self._ended or self._running or may_come_back:
+            return -math.inf
+        return min(self._gate.opens_at(self._num_free_rows), self._deadlines.earliest())
 
     def preempt_next(self) -> None:
         """Preempt one sequence in the next plan, though pages are not short; for tests.
@@ -128,6 +165,9 @@ class Scheduler:
         """Plan the next step and take its pages; `now` is compared with the deadlines."""
         self._expire(now)
         draft = PlanDraft(self.config.max_num_batched_tokens)
+        for sequence in [self._running[i] for i in self._paused if i in self._running]:
+            # Not swapped: that is for those who are back soon, and there may be no step to do it.
+            self._preempt(draft, sequence, may_swap=False)
         num_preemptions = self.num_preemptions
         if self._preempt_asked and len(self._running) > 1:
             self._preempt(draft, self._victim(list(self._running.values())))
@@ -136,8 +176,8 @@ class Scheduler:
         # Whoever was just preempted must not lose its pages to a newcomer, or come straight back.
         if self.num_preemptions == num_preemptions:
             self._plan_comebacks(draft)
-            if not self._preempted:
-                self._plan_newcomers(draft)
+            if self._preempted.keys() <= self._paused.keys():
+                self._plan_newcomers(draft, now)
         dropped, self._dropped = (self._dropped, []) if draft.work else ([], self._dropped)
         return draft.finish(dropped)
 
@@ -170,15 +210,12 @@ class Scheduler:
             assert sequence.state in ("swapped", "preempted") and not sequence.page_ids
         assert sum(s.num_swapped for s in preempted) == self._host_pages_used
         assert self._host_pages_used <= self.costs.host_pages or not preempted
+        assert self._paused.keys() <= self._by_id.keys()
         assert len(self._by_id) == len(running) + len(preempted) + len(self._waiting)
 
     def _expire(self, now: float) -> None:
-        while self._deadlines and self._deadlines[0][0] <= now:
-            deadline, request_id = heapq.heappop(self._deadlines)
-            sequence = self._by_id.get(request_id)
-            # An id may have been used again after the request it names had ended.
-            if sequence is not None and sequence.request.deadline == deadline:
-                self.abort(request_id, "time_limit")
+        for request_id in self._deadlines.pop_due(now):
+            self.abort(request_id, "time_limit")
 
     def _plan_running(self, draft: PlanDraft) -> None:
         """Decodes first: each is one token, and they are what running users wait for."""
@@ -190,6 +227,8 @@ class Scheduler:
     def _plan_comebacks(self, draft: PlanDraft) -> None:
         """Let the preempted come back, the oldest first; the first that does not fit stops."""
         for sequence in sorted(self._preempted.values(), key=lambda s: s.order):
+            if sequence.request.request_id in self._paused:
+                continue
             if draft.budget <= 0 or len(self._running) >= self.config.max_num_seqs:
                 return
             came_back = self._swap_in if sequence.state == "swapped" else self._start
@@ -198,12 +237,15 @@ class Scheduler:
             del self._preempted[sequence.request.request_id]
             self._add(draft, sequence)
 
-    def _plan_newcomers(self, draft: PlanDraft) -> None:
+    def _plan_newcomers(self, draft: PlanDraft, now: float) -> None:
+        if not self._gate.is_open(now, self._num_free_rows):
+            return
         while draft.budget > 0 and len(self._running) < self.config.max_num_seqs:
             sequence = self._waiting.peek()
             if sequence is None or not self._start(draft, sequence):
                 return
             self._waiting.remove(sequence)
+            self._served.start(sequence.request.options.client_id)
             self._add(draft, sequence)
 
     def _start(self, draft: PlanDraft, sequence: Sequence) -> bool:
@@ -219,7 +261,7 @@ class Scheduler:
             return False
         sequence.page_ids = cached
         sequence.computed_len = len(cached) * size
-        if sequence.state == "waiting":
+        if sequence.num_cached is None:
             sequence.num_cached = sequence.computed_len
         self._run(draft, sequence)
         return True
@@ -251,7 +293,7 @@ class Scheduler:
         if missing > 0 and not self._take_pages(draft, sequence, missing):
             return
         draft.add(sequence, num_new)
-        self._served[sequence.request.options.client_id] += num_new
+        self._served.charge(sequence.request.options.client_id, num_new)
         if sequence.computed_len // self.pool.page_size > start // self.pool.page_size:
             self._publish(sequence, start // self.pool.page_size)
 
@@ -269,10 +311,11 @@ class Scheduler:
         self.rows.set_pages(sequence, len(sequence.page_ids) - count)
         return True
 
-    def _preempt(self, draft: PlanDraft, sequence: Sequence) -> None:
+    def _preempt(self, draft: PlanDraft, sequence: Sequence, *, may_swap: bool = True) -> None:
         request_id, num_pages = sequence.request.request_id, len(sequence.page_ids)
         self.num_preemptions += 1
-        if self.costs.prefers_swap(num_pages, sequence.computed_len, self._host_pages_used):
+        num_used = self._host_pages_used
+        if may_swap and self.costs.prefers_swap(num_pages, sequence.computed_len, num_used):
             draft.out.append(PageMove(request_id, tuple(sequence.page_ids)))
             self._host_pages_used += num_pages
             sequence.num_swapped = num_pages
@@ -312,4 +355,7 @@ class Scheduler:
             self._host_pages_used -= sequence.num_swapped
             self._dropped.append(request_id)
         sequence.state = "finished"
+        self._paused.pop(request_id, None)
+        self._deadlines.drop(request_id)
+        self._served.leave(sequence.request.options.client_id)
         del self._by_id[request_id]

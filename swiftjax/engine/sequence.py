@@ -40,7 +40,8 @@ class Sequence:
         self.prompt_scores: list[tuple[float, TopLogprobs]] = []  # of prompt tokens 1, 2, ...
         self.rules = make_rules(request)
         self.computed_len = 0
-        self.num_cached = 0  # prompt tokens found in the prefix cache when first admitted
+        # Prompt tokens found in the prefix cache when it first started.
+        self.num_cached: int | None = None
         self.num_swapped = 0  # pages of it that lie on the host
         self.row = -1  # its row in the RowTable while it runs
         self.state: SequenceState = "waiting"

@@ -5,6 +5,7 @@ top. Called by the scheduler only.
 """
 
 import heapq
+from collections import OrderedDict
 from typing import Any
 
 from swiftjax.engine.policies import PolicyState, QueuePolicy
@@ -18,14 +19,22 @@ class WaitingQueue:
         self._policy = policy
         self._state = state
         self._heap: list[tuple[Any, int, Sequence]] = []
-        self._count = 0
+        # A plain dict finds its first entry ever more slowly as entries before it go.
+        self._by_order: OrderedDict[int, Sequence] = OrderedDict()
+        self.last_order = -1  # of the sequence that was queued last
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._by_order)
+
+    @property
+    def oldest(self) -> Sequence | None:
+        """The sequence that was queued first."""
+        return next(iter(self._by_order.values()), None)
 
     def push(self, sequence: Sequence) -> None:
         """Queue a sequence."""
-        self._count += 1
+        self._by_order[sequence.order] = sequence
+        self.last_order = sequence.order
         heapq.heappush(self._heap, (self._key(sequence), sequence.order, sequence))
 
     def peek(self) -> Sequence | None:
@@ -43,7 +52,7 @@ class WaitingQueue:
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence whose state the caller changes; its entry goes when it surfaces."""
-        self._count -= 1
+        del self._by_order[sequence.order]
 
     def _key(self, sequence: Sequence) -> Any:
         return self._policy(sequence.request, self._state)

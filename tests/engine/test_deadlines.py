@@ -1,0 +1,74 @@
+"""Bookkeeping that must not grow with the number of requests that ever were."""
+
+import math
+import random
+
+from swiftjax.engine.deadlines import Deadlines
+from swiftjax.engine.request import GenerationConfig
+from swiftjax.engine.served_tokens import MAX_IDLE_CLIENTS, ServedTokens
+from tests.fakes import make_fake_core, make_request, run_to_end
+
+
+def test_the_earliest_open_deadline_comes_first() -> None:
+    rng = random.Random(1)
+    deadlines, expected = Deadlines(), {}
+    for i in range(500):
+        expected[f"r{i}"] = time = rng.uniform(0, 100)
+        deadlines.add(f"r{i}", time)
+        if i % 3 == 0:
+            gone = rng.choice(sorted(expected))
+            deadlines.drop(gone)
+            del expected[gone]
+        assert deadlines.earliest() == min(expected.values(), default=math.inf)
+    due = deadlines.pop_due(50.0)
+    assert due == sorted((n for n in expected if expected[n] <= 50.0), key=expected.__getitem__)
+    assert deadlines.pop_due(50.0) == []
+
+
+def test_an_id_that_is_used_again_has_its_new_deadline_only() -> None:
+    deadlines = Deadlines()
+    deadlines.add("a", 1.0)
+    deadlines.drop("a")
+    deadlines.add("a", 5.0)
+    assert deadlines.pop_due(2.0) == []
+    assert deadlines.pop_due(5.0) == ["a"]
+
+
+def test_finished_deadlines_do_not_stay_for_ever() -> None:
+    core = make_fake_core()
+    for _ in range(300):
+        core.submit(make_request(core, [1], GenerationConfig(max_new_tokens=1), deadline=math.inf))
+        run_to_end(core)
+    assert len(core.scheduler._deadlines) < 100
+
+
+def test_clients_that_left_are_forgotten_in_time() -> None:
+    core = make_fake_core(policy="fair")
+    for i in range(MAX_IDLE_CLIENTS + 100):
+        config = GenerationConfig(max_new_tokens=1)
+        core.submit(make_request(core, [1], config, client_id=f"client {i}"))
+        core.step()
+    assert len(core.scheduler._served.tokens) == MAX_IDLE_CLIENTS
+
+
+def test_a_client_that_stayed_away_starts_where_the_others_are() -> None:
+    served = ServedTokens()
+    for client in "ab":
+        served.join(client)
+    served.leave("b")
+    for _ in range(10):
+        served.start("a")
+        served.charge("a", 100)
+    served.join("b")
+    assert served.tokens == {"a": 1000, "b": 900}
+
+
+def test_a_client_that_took_more_does_not_get_rid_of_it_by_leaving() -> None:
+    served = ServedTokens()
+    for client in "ab":
+        served.join(client)
+        served.start(client)
+    served.charge("a", 500)
+    served.leave("a")
+    served.join("a")
+    assert served.tokens == {"a": 500, "b": 0}
