@@ -158,9 +158,20 @@ class PageMove(NamedTuple):
     page_ids: tuple[int, ...]
 
 
+class PageCopy(NamedTuple):
+    """One page of the device is copied to another, for a sequence that will write to it."""
+
+    source: int
+    target: int
+
+
 class PageMoves(NamedTuple):
-    """Page traffic before a step: what goes out, what comes in, then host copies to drop."""
+    """Page traffic before a step, in this order: out, back, copies, host copies to drop.
+
+    No page is both a source and a target of `copies`.
+    """
 
     out: tuple[PageMove, ...] = ()
     back: tuple[PageMove, ...] = ()
+    copies: tuple[PageCopy, ...] = ()
     drop: tuple[str, ...] = ()

@@ -1,4 +1,7 @@
-"""Strict numerics for every test: no silent dtype or rank promotion. The demo model, once."""
+"""Strict numerics for every test: no silent dtype or rank promotion. The demo model, once.
+
+Compiled programs are kept in pytest's cache: most engines here run the same few.
+"""
 
 from pathlib import Path
 
@@ -14,6 +17,14 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 # How long an example takes says more about the machine than about the code.
 settings.register_profile("swiftjax", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("swiftjax")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Compile every program once, not once per engine and per run of the suite."""
+    if config.cache is not None:
+        jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir("compiled")))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 @pytest.fixture(scope="session")

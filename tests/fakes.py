@@ -124,6 +124,7 @@ class ContextRunner(FakeRunner):
         self.host |= {m.request_id: self.cache[list(m.page_ids)] for m in moves.out}
         for move in moves.back:
             self.cache[list(move.page_ids)] = self.host.pop(move.request_id)
+        self.cache[[c.target for c in moves.copies]] = self.cache[[c.source for c in moves.copies]]
         for name in moves.drop:
             del self.host[name]
         flat, num_slots = self.cache.reshape(-1), self.cache.size
@@ -143,6 +144,14 @@ def context_hash(tokens: list[int], vocab_size: int) -> int:
     for token in tokens:
         value = (value * 31 + token + 1) % 1_000_003
     return value % vocab_size
+
+
+def greedy_oracle(prompt: list[int], count: int, vocab_size: int) -> list[int]:
+    """What ContextRunner answers, from the tokens alone."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(context_hash(tokens, vocab_size))
+    return tokens[len(prompt) :]
 
 
 _ids = itertools.count()

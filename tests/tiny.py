@@ -35,6 +35,19 @@ def tiny_params(config: ModelConfig = TINY) -> dict[str, Array]:
     return random_params(config, jnp.dtype(config.dtype or "float32"))
 
 
+@functools.cache
+def warm_runner(
+    num_pages: int, page_size: int, max_model_len: int, max_num_seqs: int
+) -> ModelRunner:
+    """One runner per size for all cores; no core trusts what an earlier one left in pages."""
+    return tiny_runner(
+        num_pages=num_pages,
+        page_size=page_size,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+    )
+
+
 def tiny_runner(
     *,
     num_pages: int,
@@ -86,12 +99,7 @@ def tiny_core(
     pool, rows = PagePool(num_pages, page_size), RowTable(max_num_seqs, max_pages)
     return EngineCore(
         Scheduler(config, pool, rows, costs=costs),
-        tiny_runner(
-            num_pages=num_pages,
-            page_size=page_size,
-            max_model_len=max_model_len,
-            max_num_seqs=max_num_seqs,
-        ),
+        warm_runner(num_pages, page_size, max_model_len, max_num_seqs),
         buckets,
         EngineLimits(TINY.vocab_size, max_model_len, ()),
     )

@@ -56,7 +56,7 @@ class ChoiceTable:
 
 
 def _choice(request: Request, index: int) -> Request:
-    # The prompt is scored once; the other choices may then share its cached pages.
+    # The prompt is scored once: the other choices fork from its pages.
     asked = request.generation.prompt_logprobs if index == 0 else None
     generation = replace(request.generation, echo=False, n=1, prompt_logprobs=asked)
     return replace(
@@ -64,6 +64,7 @@ def _choice(request: Request, index: int) -> Request:
         request_id=f"{request.request_id}/{index}",
         generation=generation,
         seed=derive_seed(request.seed, index),
+        fork_of=f"{request.request_id}/0" if index else None,
     )
 
 

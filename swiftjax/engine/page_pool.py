@@ -81,6 +81,12 @@ class PagePool:
             pages.append(page)
         return pages
 
+    def share(self, pages: Iterable[int]) -> None:
+        """Become one more owner of pages that somebody owns."""
+        for page in pages:
+            assert self._owners[page] > 0, f"page {page} has no owner to share with"
+            self._owners[page] += 1
+
     def forget_published(self) -> None:
         """Drop every key, as when the weights change; pages in use stay with their owners."""
         self._free += self._idle

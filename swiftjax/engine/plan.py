@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from swiftjax.batch import PageMove, PageMoves
+from swiftjax.batch import PageCopy, PageMove, PageMoves
 from swiftjax.engine.sequence import Sequence
 
 
@@ -32,21 +32,28 @@ class PlanDraft:
         self.admitted: list[Sequence] = []
         self.out: list[PageMove] = []
         self.back: list[PageMove] = []
-        self._planned: set[int] = set()
+        self.copies: list[PageCopy] = []
+        self._starts: dict[int, int] = {}  # by the order of the planned sequences
 
     def add(self, sequence: Sequence, num_new: int) -> None:
         """Compute the next `num_new` tokens of a sequence."""
         start = sequence.computed_len
         sequence.computed_len = end = start + num_new
         self.work.append(Work(sequence, start, num_new, end == len(sequence.token_ids)))
-        self._planned.add(sequence.order)
+        self._starts[sequence.order] = start
         self.budget -= num_new
 
     def is_planned(self, sequence: Sequence) -> bool:
         """Whether the sequence has work in this plan, so that its pages are spoken for."""
-        return sequence.order in self._planned
+        return sequence.order in self._starts
+
+    def computed_before(self, sequence: Sequence) -> int:
+        """Tokens that are in the sequence's pages before the step; 0 if only this step runs it."""
+        if sequence in self.admitted:
+            return 0
+        return self._starts.get(sequence.order, sequence.computed_len)
 
     def finish(self, drop: list[str]) -> Plan:
         """The finished plan."""
-        moves = PageMoves(tuple(self.out), tuple(self.back), tuple(drop))
+        moves = PageMoves(tuple(self.out), tuple(self.back), tuple(self.copies), tuple(drop))
         return Plan(tuple(self.work), tuple(self.admitted), moves)

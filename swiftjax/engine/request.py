@@ -32,6 +32,7 @@ class Request:
     arrival_time: float
     deadline: float | None = None
     options: RequestOptions = NO_OPTIONS
+    fork_of: str | None = None  # id of an equal prompt, from whose pages it starts if it runs
 
 
 class PromptLogprobs(NamedTuple):

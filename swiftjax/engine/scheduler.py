@@ -9,10 +9,11 @@ up. Same calls, same plans. The rules are drawn in docs/scheduler.md.
 import math
 from collections.abc import Callable
 
-from swiftjax.batch import PageMove, Sampled
+from swiftjax.batch import PageCopy, PageMove, Sampled
 from swiftjax.config import SchedulerConfig
 from swiftjax.engine.admission_gate import AdmissionGate
 from swiftjax.engine.deadlines import Deadlines
+from swiftjax.engine.forking import ForkTable
 from swiftjax.engine.page_pool import PagePool
 from swiftjax.engine.plan import Plan, PlanDraft
 from swiftjax.engine.policies import QUEUE_POLICIES, VICTIM_POLICIES, PolicyState
@@ -57,6 +58,8 @@ class Scheduler:
         self._running: dict[str, Sequence] = {}  # in the order of admission
         self._preempted: dict[str, Sequence] = {}
         self._paused: dict[str, None] = {}
+        self._forks = ForkTable()
+        self._heirs: list[Sequence] = []  # took a row since the last step
         self._deadlines = Deadlines()
         self._ended: list[StepOutput] = []
         self._dropped: list[str] = []  # host copies nobody will ask for again
@@ -72,7 +75,11 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         """Sequences that own no pages: not yet admitted, or preempted."""
-        return len(self._waiting) + len(self._preempted)
+        return self._num_queued + len(self._preempted)
+
+    @property
+    def _num_queued(self) -> int:
+        return len(self._waiting) + self._forks.num_forking
 
     @property
     def num_preempted(self) -> int:
@@ -93,7 +100,7 @@ class Scheduler:
         return request_id in self._by_id
 
     def submit(self, request: Request) -> None:
-        """Queue a request.
+        """Queue a request, or let it wait for the pages of the one it is a fork of.
 
         Raises InvalidRequestError if it can never fit or its id is in use, and QueueFullError if
         too many requests wait.
@@ -108,14 +115,19 @@ class Scheduler:
                 f"{sequence.max_cached_len} KV slots; the cache has {capacity} in all. At most "
                 f"{capacity + 1 - sequence.prompt_len} new tokens fit; raise max_total_token_num"
             )
-        if len(self._waiting) >= self.config.max_queue_len:
+        if self._num_queued >= self.config.max_queue_len:
             raise QueueFullError(
-                f"{len(self._waiting)} requests are waiting (max_queue_len); try again later"
+                f"{self._num_queued} requests are waiting (max_queue_len); try again later"
             )
         self._num_submitted += 1
+        leader = self._by_id.get(request.fork_of or "")
         self._by_id[request.request_id] = sequence
         self._served.join(request.options.client_id)
-        self._waiting.push(sequence)
+        if leader is None:
+            self._waiting.push(sequence)
+        else:
+            sequence.state = "forking"
+            self._forks.add(sequence, leader)
         if request.deadline is not None:
             self._deadlines.add(request.request_id, request.deadline)
 
@@ -176,9 +188,15 @@ class Scheduler:
         # Whoever was just preempted must not lose its pages to a newcomer, or come straight back.
         if self.num_preemptions == num_preemptions:
             self._plan_comebacks(draft)
-            if self._preempted.keys() <= self._paused.keys():
+            if self._preempted.keys() <= self._paused.keys() and self._plan_forks(draft):
                 self._plan_newcomers(draft, now)
-        dropped, self._dropped = (self._dropped, []) if draft.work else ([], self._dropped)
+        return self._finish_draft(draft)
+
+    def _finish_draft(self, draft: PlanDraft) -> Plan:
+        if not draft.work:  # nobody will see this plan
+            return draft.finish([])
+        draft.admitted += [heir for heir in self._heirs if heir.state == "running"]
+        dropped, self._dropped, self._heirs = self._dropped, [], []
         return draft.finish(dropped)
 
     def update(self, plan: Plan, sampled: Sampled) -> list[StepOutput]:
@@ -211,7 +229,7 @@ class Scheduler:
         assert sum(s.num_swapped for s in preempted) == self._host_pages_used
         assert self._host_pages_used <= self.costs.host_pages or not preempted
         assert self._paused.keys() <= self._by_id.keys()
-        assert len(self._by_id) == len(running) + len(preempted) + len(self._waiting)
+        assert len(self._by_id) == len(running) + len(preempted) + self._num_queued
 
     def _expire(self, now: float) -> None:
         for request_id in self._deadlines.pop_due(now):
@@ -236,6 +254,45 @@ class Scheduler:
                 return
             del self._preempted[sequence.request.request_id]
             self._add(draft, sequence)
+
+    def _plan_forks(self, draft: PlanDraft) -> bool:
+        """Start choices from the pages of another; False if one of them has to wait for room."""
+        while (pair := self._forks.next(draft)) is not None:
+            if draft.budget <= 0 or len(self._running) >= self.config.max_num_seqs:
+                return False
+            if not self._fork(draft, *pair):
+                return False
+        return True
+
+    def _fork(self, draft: PlanDraft, source: Sequence, fork: Sequence) -> bool:
+        """Share the prompt's pages but the last, which is copied before it is written to."""
+        own = self.pool.allocate(1)
+        if own is None:
+            return False
+        known = fork.prompt_len - 1
+        num_shared = known // self.pool.page_size
+        shared = source.page_ids[:num_shared]
+        self.pool.share(shared)
+        if known % self.pool.page_size:
+            draft.copies.append(PageCopy(source.page_ids[num_shared], own[0]))
+        fork.page_ids = shared + own
+        fork.page_keys = source.page_keys[:num_shared]
+        fork.computed_len = fork.num_cached = known
+        self._forks.forked(fork)
+        self._run(draft, fork)
+        self._add(draft, fork)
+        return True
+
+    def _leave_prompt(self, sequence: Sequence, heir: Sequence) -> None:
+        """Hand the prompt's pages on to a choice that nobody else is left to fork to."""
+        size, known = self.pool.page_size, heir.prompt_len - 1
+        num_full = known // size
+        if sequence.computed_len >= (num_full + 1) * size:
+            known = num_full * size  # the last page is full: others may read it, so it stays as is
+        heir.computed_len = heir.num_cached = known = min(known, sequence.computed_len)
+        count = self.pool.pages_for(known)
+        heir.page_ids, sequence.page_ids = sequence.page_ids[:count], sequence.page_ids[count:]
+        heir.page_keys = sequence.page_keys[: known // size]
 
     def _plan_newcomers(self, draft: PlanDraft, now: float) -> None:
         if not self._gate.is_open(now, self._num_free_rows):
@@ -278,10 +335,14 @@ class Scheduler:
         return True
 
     def _run(self, draft: PlanDraft, sequence: Sequence) -> None:
+        self._take_row(sequence)
+        draft.admitted.append(sequence)
+
+    def _take_row(self, sequence: Sequence) -> None:
         sequence.state = "running"
         self._running[sequence.request.request_id] = sequence
+        self._forks.start(sequence)
         self.rows.admit(sequence)
-        draft.admitted.append(sequence)
 
     def _add(self, draft: PlanDraft, sequence: Sequence) -> None:
         """Plan as many tokens of a running sequence as the budget and the pages allow."""
@@ -345,12 +406,24 @@ class Scheduler:
 
     def _finish(self, sequence: Sequence) -> None:
         request_id = sequence.request.request_id
+        heir = self._forks.leave(sequence)
         if sequence.state == "running":
+            if heir is not None:
+                self._leave_prompt(sequence, heir)
             self._stop_running(sequence)
+            if heir is not None:
+                self._take_row(heir)
+                self._heirs.append(heir)
         elif sequence.state == "waiting":
             self._waiting.remove(sequence)
-        else:
+            if heir is not None:
+                heir.state = "waiting"
+                self._waiting.push(heir)
+        elif sequence.state != "forking":
             del self._preempted[request_id]
+            if heir is not None:
+                heir.state = "preempted"
+                self._preempted[heir.request.request_id] = heir
         if sequence.state == "swapped":
             self._host_pages_used -= sequence.num_swapped
             self._dropped.append(request_id)

@@ -9,8 +9,9 @@ from typing import Literal
 from swiftjax.engine.request import FinishReason, Request, TopLogprobs
 from swiftjax.engine.token_rules import make_rules
 
-# preempted: its tokens are kept; its pages are on the host ("swapped") or must be computed again
-SequenceState = Literal["waiting", "running", "swapped", "preempted", "finished"]
+# forking: waits for pages of another choice of its request.
+# preempted: its tokens are kept; its pages are on the host ("swapped") or must be computed again.
+SequenceState = Literal["waiting", "forking", "running", "swapped", "preempted", "finished"]
 
 
 class Sequence:

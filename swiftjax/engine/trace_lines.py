@@ -121,6 +121,7 @@ class LineMaker:
             client_id=options.client_id,
             session_id=options.session_id,
             deadline=None if deadline is None else self._seconds(deadline),
+            fork_of=self._numbers.get(request.fork_of or ""),
             scores=request.generation.prompt_logprobs is not None,
             pages=_shorten(keys),
         )

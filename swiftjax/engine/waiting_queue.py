@@ -21,7 +21,7 @@ class WaitingQueue:
         self._heap: list[tuple[Any, int, Sequence]] = []
         # A plain dict finds its first entry ever more slowly as entries before it go.
         self._by_order: OrderedDict[int, Sequence] = OrderedDict()
-        self.last_order = -1  # of the sequence that was queued last
+        self.last_order = -1  # of the newest sequence that was queued
 
     def __len__(self) -> int:
         return len(self._by_order)
@@ -34,7 +34,7 @@ class WaitingQueue:
     def push(self, sequence: Sequence) -> None:
         """Queue a sequence."""
         self._by_order[sequence.order] = sequence
-        self.last_order = sequence.order
+        self.last_order = max(self.last_order, sequence.order)
         heapq.heappush(self._heap, (self._key(sequence), sequence.order, sequence))
 
     def peek(self) -> Sequence | None:

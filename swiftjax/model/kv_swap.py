@@ -1,17 +1,19 @@
-"""Pages to pinned host memory and back, in chunks of a fixed size so that nothing is compiled late.
+"""Pages to pinned host memory, back, and to other pages, in chunks of a fixed size.
 
-One gather and one copy per chunk, over all layers, not one per page. Host copies are kept by
-request id until they are taken back or dropped. Called by the runner before a step.
+One gather and one copy per chunk, over all layers, not one per page; as the size is fixed, nothing
+is compiled late. Host copies are kept by request id until they are taken back or dropped. Called by
+the runner before a step.
 """
 
 import time
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from swiftjax.batch import PageMove, PageMoves
+from swiftjax.batch import PageMoves
 from swiftjax.model.kv_cache import KVCache
 
 PAGES_PER_CHUNK = 16
@@ -34,18 +36,24 @@ class KVSwap:
         chunk = jax.eval_shape(gather_pages, kv_cache, ids)
         scatter = jax.jit(scatter_pages, donate_argnums=0)
         self._scatter = scatter.lower(kv_cache, ids, chunk).compile()
+        self._copy = jax.jit(copy_pages, donate_argnums=0).lower(kv_cache, ids, ids).compile()
 
     def apply(self, kv_cache: KVCache, moves: PageMoves) -> KVCache:
-        """Move out, then in, then drop; the cache that comes back replaces the one given."""
+        """Move out, in, and page to page, then drop; the cache given is replaced by the result."""
         for move in moves.out:
             self._copies[move.request_id] = [
                 jax.device_put(self._gather(kv_cache, ids), self._host)
-                for ids in self._chunks(move, padding=0)
+                for ids in self._chunks(move.page_ids, padding=0)
             ]
         for move in moves.back:
             chunks = self._copies.pop(move.request_id)
-            for ids, chunk in zip(self._chunks(move, self._num_pages), chunks, strict=True):
+            targets = self._chunks(move.page_ids, self._num_pages)
+            for ids, chunk in zip(targets, chunks, strict=True):
                 kv_cache = self._scatter(kv_cache, ids, jax.device_put(chunk, self._device))
+        sources = self._chunks([copy.source for copy in moves.copies], padding=0)
+        targets = self._chunks([copy.target for copy in moves.copies], self._num_pages)
+        for chunk in zip(sources, targets, strict=True):
+            kv_cache = self._copy(kv_cache, *chunk)
         for request_id in moves.drop:
             del self._copies[request_id]
         return kv_cache
@@ -59,10 +67,10 @@ class KVSwap:
         return (time.monotonic() - start) / PAGES_PER_CHUNK
 
     @staticmethod
-    def _chunks(move: PageMove, padding: int) -> list[np.ndarray]:
-        count = -(-len(move.page_ids) // PAGES_PER_CHUNK) * PAGES_PER_CHUNK
+    def _chunks(page_ids: Sequence[int], padding: int) -> list[np.ndarray]:
+        count = -(-len(page_ids) // PAGES_PER_CHUNK) * PAGES_PER_CHUNK
         ids = np.full(count, padding, np.int32)
-        ids[: len(move.page_ids)] = move.page_ids
+        ids[: len(page_ids)] = page_ids
         return list(ids.reshape(-1, PAGES_PER_CHUNK))
 
 
@@ -79,3 +87,8 @@ def scatter_pages(
     pools = [pool.at[ids].set(chunk[i], mode="drop") for i, pool in enumerate(pools)]
     layers = len(kv_cache.keys)
     return KVCache(keys=tuple(pools[:layers]), values=tuple(pools[layers:]))
+
+
+def copy_pages(kv_cache: KVCache, sources: Int[Array, " C"], targets: Int[Array, " C"]) -> KVCache:
+    """Copy pages of all layers within the cache; a target past the end of the pool is padding."""
+    return jax.tree.map(lambda pool: pool.at[targets].set(pool[sources], mode="drop"), kv_cache)

@@ -99,11 +99,12 @@ class ModelRunner:
     def warm_up(
         self, shapes: Iterable[BatchShape], progress: Callable[[int, int], None] | None = None
     ) -> float:
-        """Compile every shape ahead of time, in threads; returns the seconds it took.
+        """Compile every shape and the page moves, in threads; returns the seconds it took.
 
         `progress` is called with (done, total) after each.
         """
         start, todo = time.monotonic(), list(shapes)
+        self._swapper()
         with ThreadPoolExecutor(max_workers=4) as pool:
             for done, _ in enumerate(pool.map(self._compile, todo), start=1):
                 if progress is not None:

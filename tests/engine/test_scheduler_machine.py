@@ -11,20 +11,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from swiftjax.engine.policies import QUEUE_POLICIES
 from swiftjax.engine.preemption import PreemptionCosts
 from swiftjax.engine.request import GenerationConfig
-from tests.fakes import ContextRunner, context_hash, make_fake_core, make_request
+from tests.fakes import ContextRunner, greedy_oracle, make_fake_core, make_request
 
 VOCAB, PAGES, PAGE = 97, 12, 4
 # A quarter of the sequences are cheaper to move than to compute again, and the host has few pages.
 COSTS = PreemptionCosts(host_pages=8, seconds_per_page=1.0, seconds_per_token=0.55)
 BASES = ([3] * 9, [5, 6, 7, 8] * 4, list(range(20)))
-
-
-def oracle(prompt: list[int], count: int) -> list[int]:
-    """The greedy answer, from the tokens alone."""
-    tokens = list(prompt)
-    for _ in range(count):
-        tokens.append(context_hash(tokens, VOCAB))
-    return tokens[len(prompt) :]
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -65,7 +57,7 @@ class EngineMachine(RuleBasedStateMachine):
             self.core, prompt, config, deadline=deadline, client_id=who, priority=len(tail)
         )
         self.core.submit(request)
-        self.oracle[request.request_id] = oracle(prompt, request.max_new_tokens)
+        self.oracle[request.request_id] = greedy_oracle(prompt, request.max_new_tokens, VOCAB)
         self.tokens[request.request_id] = []
 
     @rule(steps=st.integers(1, 5))

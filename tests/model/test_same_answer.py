@@ -1,14 +1,16 @@
 """The same request gives the same answer: preempted, swapped, chunked, cold or warm cache."""
 
+import dataclasses
 import itertools
 
 import numpy as np
 import pytest
 
+from swiftjax.engine.choices import derive_seed
 from swiftjax.engine.core import EngineCore
 from swiftjax.engine.preemption import PreemptionCosts
 from swiftjax.engine.request import GenerationConfig
-from tests.fakes import make_request
+from tests.fakes import make_request, run_to_end
 from tests.model.test_engine_numerics import prompt_of
 from tests.tiny import tiny_core
 
@@ -107,3 +109,28 @@ def test_salts_never_share_pages() -> None:
     for salt in ("a", "b", "a"):
         core2.submit(make_request(core2, prompt_of(64), GREEDY, cache_salt=salt))
     assert [w.start for w in core2.scheduler.schedule(0.0).work] == [0, 0, 48]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "seeded"])
+@pytest.mark.parametrize("pages", [12, 40], ids=["short of pages", "roomy"])
+@pytest.mark.parametrize("prefix_cache", [False, True])
+def test_choices_are_what_separate_requests_would_be(
+    roomy: EngineCore, temperature: float, pages: int, prefix_cache: bool
+) -> None:
+    """Forked from one prompt, with a copied page each: as if every choice had come alone."""
+    prompt, config = prompt_of(37, 1), GenerationConfig(max_new_tokens=30, temperature=temperature)
+    want = []
+    for index in range(4):
+        alone = make_request(roomy, prompt, config, seed=derive_seed(7, index), request_id="alone")
+        roomy.submit(alone)
+        want.append(run_to_end(roomy)["alone"])
+    core = tiny_core(num_pages=pages, prefix_cache=prefix_cache, costs=ALWAYS_SWAP)
+    several = dataclasses.replace(config, n=4)
+    core.submit(make_request(core, prompt, several, seed=7, request_id="all"))
+    tokens: list[list[int]] = [[] for _ in range(4)]
+    while core.has_work:
+        for output in core.step():
+            tokens[output.index] += output.token_ids
+        core.scheduler.check_integrity()
+    assert tokens == want
+    assert (core.scheduler.num_preemptions > 0) == (pages == 12)
