@@ -21,6 +21,7 @@ from swiftjax.converters.load import load_checkpoint
 from swiftjax.engine.batching import Buckets, make_buckets
 from swiftjax.engine.core import EngineCore, EngineLimits
 from swiftjax.engine.page_pool import PagePool
+from swiftjax.engine.policies import victim_policy_for
 from swiftjax.engine.preemption import PreemptionCosts
 from swiftjax.engine.request import Request
 from swiftjax.engine.rows import RowTable
@@ -118,9 +119,7 @@ def build_core(
     scheduler = _make_scheduler(config, sizes, pool, model, str(path.resolve()))
     salt = _prefix_salt(model)
     tracer = Tracer(config.trace, scheduler, salt=salt) if config.trace else None
-    # A CPU computes with the cores that the host would plan on, so it has nothing to gain.
-    overlaps = jax.default_backend() == "gpu" if config.overlap is None else config.overlap
-    core = EngineCore(scheduler, runner, buckets, limits, observer=tracer, overlaps=overlaps)
+    core = EngineCore(scheduler, runner, buckets, limits, observer=tracer)
     logger.info("%s kernels; memory:\n%s", implementation, plan.table())
     swap_bytes = int(config.swap_space_gib * GIB)
     return BuiltCore(core, tokenizer, model, runner, buckets, plan, swap_bytes)
@@ -168,8 +167,7 @@ def _make_scheduler(
         max_num_batched_tokens=sizes.max_num_batched_tokens,
         max_queue_len=config.max_queue_len,
         policy=config.policy,
-        # Whoever matters most must not be the one to give way because it came last.
-        victim_policy="least-important" if config.policy == "priority" else "newest",
+        victim_policy=victim_policy_for(config.policy),
         prefix_cache=config.prefix_cache,
     )
     rows = RowTable(sizes.max_num_seqs, sizes.max_pages_per_seq)

@@ -3,9 +3,9 @@
 Derived numbers are methods, never written back. `hf_config.py` reads a ModelConfig from a file.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from swiftjax.errors import InvalidRequestError
 
@@ -15,6 +15,8 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16", "float16")
 # Who starts first among those that wait, and who gives up its pages: `engine/policies.py`.
 QueuePolicyName = Literal["fcfs", "priority", "shortest-first", "short-before-long", "fair"]
+# A name, or a function of one's own: key(request, state), the smallest goes first.
+QueuePolicyChoice = QueuePolicyName | Callable[..., Any]
 QUEUE_POLICY_NAMES: tuple[QueuePolicyName, ...] = get_args(QueuePolicyName)
 VictimPolicyName = Literal["newest", "least-important"]
 
@@ -82,7 +84,7 @@ class SchedulerConfig:
     max_num_seqs: int = 8
     max_num_batched_tokens: int = 512
     max_queue_len: int = 1024
-    policy: QueuePolicyName = "fcfs"
+    policy: QueuePolicyChoice = "fcfs"
     victim_policy: VictimPolicyName = "newest"
     prefix_cache: bool = True
     min_batch_size: int = 1  # newcomers start once so many wait,
@@ -109,11 +111,10 @@ class EngineConfig:
     implementation: str | None = None
     chat_template: str | None = None
     max_queue_len: int = 1024
-    policy: QueuePolicyName = "fcfs"
+    policy: QueuePolicyChoice = "fcfs"
     prefix_cache: bool = True
     swap_space_gib: float = 4.0
     trace: str | None = None
-    overlap: bool | None = None
 
     def __post_init__(self) -> None:
         if not _is_number(self.gpu_memory_utilization) or not 0 < self.gpu_memory_utilization <= 1:
@@ -135,7 +136,8 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
                 raise InvalidRequestError(f"{name} is {value!r}; it must be a positive integer")
-        _check_choice("policy", self.policy, QUEUE_POLICY_NAMES)
+        if isinstance(self.policy, str) or not callable(self.policy):
+            _check_choice("policy", self.policy, QUEUE_POLICY_NAMES)
         if self.dtype is not None:
             _check_choice("dtype", self.dtype, DTYPES)
 

@@ -9,7 +9,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = {
     "engine": "swiftjax/engine", "model": "swiftjax/model", "kernels": "kernels",
-    "converters": "converters", "serving": "serving", "cli": "swiftjax/cli", "root": "swiftjax",
+    "converters": "converters", "serving": "serving", "cli": "swiftjax/cli",
+    "replay": "swiftjax/replay", "root": "swiftjax",
     "tests": "tests",
 }  # fmt: skip
 MAX_FILE, MAX_FUNCTION = 250, 40

@@ -17,7 +17,7 @@ LEVELS = {
     "batch": 0, "config": 0, "errors": 0, "memory": 0, "tokenizer_files": 0, "hf_config": 0,
     "kernels": 1,
     "engine": 2, "model": 2,
-    "converters": 3,
+    "converters": 3, "replay": 3,
     "api": 4, "build": 4,
     "serving": 5,
     "cli": 6,

@@ -44,13 +44,6 @@ class Runner(Protocol):
         ...
 
 
-class InFlight(NamedTuple):
-    """A step that runs, or has run and was not read yet."""
-
-    plan: Plan
-    pending: PendingTokens
-
-
 class EngineLimits(NamedTuple):
     """What a request is checked against at the door."""
 
@@ -79,10 +72,7 @@ class EngineCore:
         limits: EngineLimits,
         clock: Callable[[], float] = time.monotonic,
         observer: Observer | None = None,
-        *,
-        overlaps: bool = False,
     ) -> None:
-        """With `overlaps`, a step is dispatched before the one before it is read."""
         self.scheduler = scheduler
         self.limits = limits
         self._runner = runner
@@ -90,8 +80,6 @@ class EngineCore:
         self._clock = clock
         self._observer = observer or Nobody()
         self._choices = ChoiceTable()
-        self._overlaps = overlaps
-        self._in_flight: InFlight | None = None
 
     def submit(self, request: Request) -> None:
         """Queue a request with all its choices; raises InvalidRequestError or QueueFullError."""
@@ -116,73 +104,56 @@ class EngineCore:
     def abort(self, request_id: str, index: int | None = None) -> None:
         """End a request, or one of its choices; the last StepOutput comes from the next `step`."""
         for choice_id in self._choices.ids_of(request_id, index):
-            self._abort(choice_id)
-
-    def _abort(self, choice_id: str) -> None:
-        self._observer.aborted(choice_id)
-        self.scheduler.abort(choice_id)
+            self._observer.told_to("abort", choice_id)
+            self.scheduler.abort(choice_id)
 
     def pause(self, request_id: str) -> None:
         """Compute nothing for a request until `resume`; its tokens are kept. Unknown: ignored."""
         for choice_id in self._choices.ids_of(request_id):
+            self._observer.told_to("pause", choice_id)
             self.scheduler.pause(choice_id)
 
     def resume(self, request_id: str) -> None:
         """Go on with a paused request; any other is ignored."""
         for choice_id in self._choices.ids_of(request_id):
+            self._observer.told_to("resume", choice_id)
             self.scheduler.resume(choice_id)
 
     def _withdraw(self, choices: list[Request], num_submitted: int) -> None:
         """Forget the choices of a request that was refused half way; they have no outputs."""
         for count, choice in enumerate(choices if len(choices) > 1 else []):
             if count < num_submitted:
-                self._abort(choice.request_id)
+                self._observer.told_to("abort", choice.request_id)
+                self.scheduler.abort(choice.request_id)
             else:
                 self._choices.forget(choice.request_id)
 
     def step(self) -> list[StepOutput]:
-        """Run the loop that this core was built for once; what there is to tell."""
-        outputs = self._step_overlapped() if self._overlaps else self._step_plain()
-        return [self._choices.join(output) for output in outputs]
-
-    def _step_plain(self) -> list[StepOutput]:
         """Schedule, run, read, update."""
-        plan = self._plan()
-        return self._read(self._dispatch(plan) if plan.work else None)
+        return [self._choices.join(output) for output in self._step()]
 
-    def _step_overlapped(self) -> list[StepOutput]:
-        """Dispatch the next step, then read the last one; unread tokens stay on the device."""
-        last, self._in_flight = self._in_flight, None
-        plan = self._plan(in_flight=last is not None)
-        if plan.work:
-            self._in_flight = self._dispatch(plan)
-        return self._read(last)
-
-    def _plan(self, *, in_flight: bool = False) -> Plan:
+    def _step(self) -> list[StepOutput]:
         now = self._clock()
-        plan = self.scheduler.schedule(now, in_flight=in_flight)
+        plan = self.scheduler.schedule(now)
         self._observer.planned(plan, now)
-        return plan
-
-    def _dispatch(self, plan: Plan) -> InFlight:
+        if not plan.work:
+            outputs = self.scheduler.take_ended()
+            self._observer.read(None, outputs)
+            return outputs
         self._load_counts(plan)
         pool = self.scheduler.pool
+        num_slots = pool.num_pages * pool.page_size
         batch = make_batch(
             plan,
             self.scheduler.rows,
             self._buckets,
             page_size=pool.page_size,
-            num_slots=pool.num_pages * pool.page_size,
+            num_slots=num_slots,
         )
-        return InFlight(plan, self._runner.dispatch(batch, plan.moves))
-
-    def _read(self, step: InFlight | None) -> list[StepOutput]:
-        if step is None:
-            outputs = self.scheduler.take_ended()
-        else:
-            num_rows = sum(work.samples for work in step.plan.work)
-            outputs = self.scheduler.update(step.plan, step.pending.wait(num_rows))
-        self._observer.told(step and step.plan, outputs)
+        num_rows = sum(work.samples for work in plan.work)
+        sampled = self._runner.dispatch(batch, plan.moves).wait(num_rows)
+        outputs = self.scheduler.update(plan, sampled)
+        self._observer.read(plan, outputs)
         return outputs
 
     def _load_counts(self, plan: Plan) -> None:
@@ -194,12 +165,10 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether any request is left, be it one that only waits (`seconds_to_work`)."""
-        return self.scheduler.has_work or self._in_flight is not None
+        return self.scheduler.has_work
 
     def seconds_to_work(self) -> float:
         """How long `step` would have nothing to do; infinity if that is up to the callers."""
-        if self._in_flight is not None:
-            return 0.0
         return max(0.0, self.scheduler.next_work_time() - self._clock())
 
     def stats(self) -> CoreStats:

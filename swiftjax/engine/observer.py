@@ -4,10 +4,12 @@ The core calls it between its own steps, on its own thread; an observer must be 
 raise. `Tracer` (in `tracer.py`) is one; by default nobody watches.
 """
 
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 from swiftjax.engine.plan import Plan
 from swiftjax.engine.request import Request, StepOutput
+
+Command = Literal["abort", "pause", "resume"]
 
 
 @runtime_checkable
@@ -18,15 +20,15 @@ class Observer(Protocol):
         """The scheduler took a request."""
         ...
 
-    def aborted(self, request_id: str) -> None:
-        """A request was told to end; the id may be unknown."""
+    def told_to(self, what: Command, request_id: str) -> None:
+        """A request was told to do something; the id may be unknown."""
         ...
 
     def planned(self, plan: Plan, now: float) -> None:
         """A step was planned at `now`, in the core's clock; it may hold no work."""
         ...
 
-    def told(self, plan: Plan | None, outputs: list[StepOutput]) -> None:
+    def read(self, plan: Plan | None, outputs: list[StepOutput]) -> None:
         """A step's results were read, or outputs came without one (None)."""
         ...
 
@@ -37,11 +39,11 @@ class Nobody:
     def submitted(self, request: Request) -> None:
         """Ignore it."""
 
-    def aborted(self, request_id: str) -> None:
+    def told_to(self, what: Command, request_id: str) -> None:
         """Ignore it."""
 
     def planned(self, plan: Plan, now: float) -> None:
         """Ignore it."""
 
-    def told(self, plan: Plan | None, outputs: list[StepOutput]) -> None:
+    def read(self, plan: Plan | None, outputs: list[StepOutput]) -> None:
         """Ignore it."""

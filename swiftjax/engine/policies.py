@@ -63,6 +63,21 @@ def least_important(running: SequenceOf[Sequence]) -> Sequence:
     return max(running, key=lambda s: (-s.request.options.priority, s.order))
 
 
+def policy_name(policy: QueuePolicyName | QueuePolicy) -> str:
+    """What a policy is called in reports and traces."""
+    return policy if isinstance(policy, str) else getattr(policy, "__name__", "custom")
+
+
+def find_queue_policy(policy: QueuePolicyName | QueuePolicy) -> QueuePolicy:
+    """The function of a policy given by name, or the function itself."""
+    return policy if callable(policy) else QUEUE_POLICIES[policy]
+
+
+def victim_policy_for(policy: QueuePolicyName | QueuePolicy) -> VictimPolicyName:
+    """Whoever matters most must not be the one to give way because it came last."""
+    return "least-important" if policy == "priority" else "newest"
+
+
 QUEUE_POLICIES: dict[QueuePolicyName, QueuePolicy] = {
     "fcfs": fcfs,
     "priority": priority,

@@ -11,7 +11,9 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
+from swiftjax.engine.observer import Command
 from swiftjax.engine.plan import Plan
+from swiftjax.engine.policies import policy_name
 from swiftjax.engine.prefix_cache import PageKeys
 from swiftjax.engine.request import Request, StepOutput
 from swiftjax.engine.scheduler import Scheduler
@@ -35,6 +37,7 @@ class Planned(NamedTuple):
 
     plan: Plan
     now: float
+    in_flight: bool  # the step before it was not read yet
     pages: tuple[int, int, int]  # in use, free, idle
     queues: tuple[int, int, int]  # running, waiting, those of the waiting that are preempted
     num_preemptions: int
@@ -49,30 +52,32 @@ class Step(NamedTuple):
 
 
 class Told(NamedTuple):
-    """Outputs; `aborts` says when and before which step requests were told to end."""
+    """Outputs that came before the step of this number was planned."""
 
     outputs: list[StepOutput]
     now: float
     step: int
-    aborts: dict[str, tuple[float, int]]
 
 
-Event = Submitted | Step | Told
+class ToldTo(NamedTuple):
+    """A request was told something before the step of this number was planned."""
+
+    what: Command
+    request_id: str
+    now: float
+    step: int
+
+
+Event = Submitted | Step | Told | ToldTo
 
 
 def make_header(scheduler: Scheduler) -> str:
     """The first line: everything besides the requests that plans depend on."""
-    config, policy = scheduler.config, scheduler.config.policy
     return _line(
         kind=FORMAT,
         version=VERSION,
         started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        policy=policy,
-        victim_policy=config.victim_policy,
-        prefix_cache=config.prefix_cache,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_queue_len=config.max_queue_len,
+        scheduler=asdict(scheduler.config) | {"policy": policy_name(scheduler.config.policy)},
         page_size=scheduler.pool.page_size,
         num_pages=scheduler.pool.num_pages,
         costs=asdict(scheduler.costs),
@@ -97,6 +102,8 @@ class LineMaker:
             return self._submit(event)
         if isinstance(event, Step):
             return self._step(event)
+        if isinstance(event, ToldTo):
+            return self._command(event)
         ended = (output for output in event.outputs if output.finish_reason is not None)
         return "".join(self._finish(event, output) for output in ended)
 
@@ -136,6 +143,7 @@ class LineMaker:
             step=event.number,
             t=self._seconds(planned.now),
             took=round(event.took, 6),
+            in_flight=int(planned.in_flight),
             who=[
                 (work.sequence.order, work.start, work.num_new, int(work.samples))
                 for work in planned.plan.work
@@ -145,6 +153,7 @@ class LineMaker:
             preemptions=planned.num_preemptions,
             out=[(numbers.get(move.request_id), len(move.page_ids)) for move in moves.out],
             back=[(numbers.get(move.request_id), len(move.page_ids)) for move in moves.back],
+            copies=len(moves.copies),
         )
 
     def _finish(self, event: Told, output: StepOutput) -> str:
@@ -154,21 +163,26 @@ class LineMaker:
         sequence = self._sequences.pop(request_id, None)
         output_len = 0
         if sequence is not None:
-            output_len = sequence.num_output
+            output_len = sequence.total_len - sequence.prompt_len
             self._keys.extend(keys, sequence.token_ids, self._salt(request))
-        now, step = event.aborts.get(request_id, (event.now, event.step))
         return _line(
             kind="finish",
             n=self._numbers.pop(request_id),
-            t=self._seconds(now),
-            step=step,
+            t=self._seconds(event.now),
+            step=event.step,
             reason=output.finish_reason,
             output_len=output_len,
             pages=_shorten(keys[num_prompt_pages:]),
         )
 
+    def _command(self, event: ToldTo) -> str:
+        number = self._numbers.get(event.request_id)
+        if number is None:
+            return ""  # it had ended, or never was
+        return _line(kind=event.what, n=number, t=self._seconds(event.now), step=event.step)
+
     def _seconds(self, time: float) -> float:
-        return round(time - self._start, 6)
+        return round(time - self._start, 9)
 
 
 def _shorten(keys: list[bytes]) -> str:

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+from swiftjax.engine.observer import Command
 from swiftjax.engine.plan import Plan
 from swiftjax.engine.request import Request, StepOutput
 from swiftjax.engine.scheduler import Scheduler
@@ -25,6 +26,7 @@ from swiftjax.engine.trace_lines import (
     Step,
     Submitted,
     Told,
+    ToldTo,
     make_header,
 )
 from swiftjax.errors import InvalidRequestError
@@ -54,8 +56,7 @@ class Tracer:
         self._num_steps = 0
         self._num_preemptions = 0
         self._last_read = self._start
-        self._aborts: dict[str, tuple[float, int]] = {}
-        self._in_flight: deque[Planned] = deque()
+        self._unread: deque[Planned] = deque()
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         lines = LineMaker(self._start, scheduler.pool.page_size, salt)
         # The header waits for the first event: by then the engine has measured its costs.
@@ -72,35 +73,35 @@ class Tracer:
         """Note a request with the time and its place among the steps."""
         self._events.put(Submitted(request, self._clock(), self._num_steps))
 
-    def aborted(self, request_id: str) -> None:
-        """Remember when; the line is written with the output that follows."""
-        if request_id in self._scheduler:
-            self._aborts.setdefault(request_id, (self._clock(), self._num_steps))
+    def told_to(self, what: Command, request_id: str) -> None:
+        """Note it with the time and its place among the steps."""
+        self._events.put(ToldTo(what, request_id, self._clock(), self._num_steps))
 
     def planned(self, plan: Plan, now: float) -> None:
         """Note how full pages and queues are once the step has its pages."""
-        if not plan.work:
-            return
         scheduler, pool = self._scheduler, self._scheduler.pool
         pages = (pool.num_pages - pool.num_free, pool.num_free - pool.num_idle, pool.num_idle)
         queues = (scheduler.num_running, scheduler.num_waiting, scheduler.num_preempted)
         preemptions = scheduler.num_preemptions - self._num_preemptions
         self._num_preemptions = scheduler.num_preemptions
-        self._in_flight.append(Planned(plan, now, pages, queues, preemptions))
+        in_flight = any(planned.plan.work for planned in self._unread)
+        self._unread.append(Planned(plan, now, in_flight, pages, queues, preemptions))
         self._num_steps += 1
 
-    def told(self, plan: Plan | None, outputs: list[StepOutput]) -> None:
+    def read(self, plan: Plan | None, outputs: list[StepOutput]) -> None:
         """Hand over the step that was read, and what ended with it."""
         now = self._clock()
+        while self._unread and not self._unread[0].plan.work:
+            self._hand_over(0.0)
         if plan is not None:
-            planned = self._in_flight.popleft()
-            took = now - max(planned.now, self._last_read)
+            self._hand_over(now - max(self._unread[0].now, self._last_read))
             self._last_read = now
-            number = self._num_steps - len(self._in_flight) - 1
-            self._events.put(Step(number, took, planned))
         if outputs:
-            aborts, self._aborts = self._aborts, {}
-            self._events.put(Told(outputs, now, self._num_steps, aborts))
+            self._events.put(Told(outputs, now, self._num_steps))
+
+    def _hand_over(self, took: float) -> None:
+        planned = self._unread.popleft()
+        self._events.put(Step(self._num_steps - len(self._unread) - 1, took, planned))
 
 
 def _write_all(
