@@ -1,1 +1,1 @@
-"""The front end: gRPC service, client, error mapping. Handed an AsyncEngine; never imports jax."""
+"""The front end: gRPC, HTTP, client, keys, errors. Handed an AsyncEngine; never imports jax."""

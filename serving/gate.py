@@ -1,6 +1,6 @@
 """Lets calls in while the server is ready and knows when the last of them has left.
 
-Belongs to one event loop; the interceptor passes every call of ours through it.
+Belongs to one event loop; every call of ours, over gRPC or HTTP, passes through it.
 """
 
 import asyncio
@@ -13,8 +13,8 @@ from swiftjax.errors import NotReadyError
 class Gate:
     """Closed at first. While it is closed, calls get NotReadyError with the reason."""
 
-    def __init__(self, reason: str) -> None:
-        self._reason: str | None = reason
+    def __init__(self) -> None:
+        self._reason: str | None = "the model is loading; try again when the server is ready"
         self._num_inside = 0
         self._is_empty = asyncio.Event()
         self._is_empty.set()

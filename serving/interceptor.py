@@ -1,4 +1,4 @@
-"""What surrounds every call of ours: parsing, the gate, and turning exceptions into statuses.
+"""What surrounds every call: the key, and for ours parsing, the gate and errors as statuses.
 
 Left to itself, grpc.aio answers any exception with UNKNOWN and its text, and so it does with bytes
 that are no message. Here errors raised on purpose go through `status.py`, and anything else is a
@@ -6,21 +6,25 @@ bug: its text stays in the log under an id, and the id is all the client sees.
 """
 
 import asyncio
-import logging
-import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, NoReturn, cast
 
 import grpc
 from google.protobuf.message import DecodeError
 
-from swiftjax.errors import InvalidRequestError, QueueFullError, SwiftJaxError
+from swiftjax.errors import (
+    InvalidRequestError,
+    NotReadyError,
+    QueueFullError,
+    SwiftJaxError,
+)
 from swiftjax.serving.gate import Gate
+from swiftjax.serving.incidents import report_bug
+from swiftjax.serving.keys import KeyRing
 from swiftjax.serving.status import grpc_status
 
-logger = logging.getLogger(__name__)
-
 OUR_METHODS = "/swiftjax."
+OPEN_METHODS = "/grpc.health.v1."  # answered without a key
 # How long a client whose call found the queue full is asked to wait (gRPC's own retry header).
 RETRY_PUSHBACK = (("grpc-retry-pushback-ms", "1000"),)
 
@@ -31,17 +35,24 @@ Behaviour = Callable[[Any, Context], Awaitable[Any]]
 class CallInterceptor(grpc.aio.ServerInterceptor):
     """Wraps our handlers, which are coroutines; a streaming one writes to the context."""
 
-    def __init__(self, gate: Gate) -> None:
+    def __init__(self, gate: Gate, keys: KeyRing) -> None:
         self._gate = gate
+        self._keys = keys
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler:
-        """Replace the handler of one of our methods; health and reflection stay as they are."""
+        """Refuse a call without a key; replace the handler of one of our methods."""
         handler = await continuation(handler_call_details)
         method = handler_call_details.method
+        if not method.startswith(OPEN_METHODS):
+            metadata: Any = handler_call_details.invocation_metadata or ()
+            try:
+                self._keys.check(_authorization(metadata))
+            except SwiftJaxError as error:
+                return _refusal(handler, method, error)
         if handler is None or not method.startswith(OUR_METHODS):
             return handler
         if handler.response_streaming:
@@ -69,11 +80,37 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     ) -> Any:
         try:
             with self._gate.passing():
-                return await inner(_parse(parse, data), context)
-        except grpc.aio.InternalError:
-            raise
-        except Exception as error:
+                try:
+                    return await inner(_parse(parse, data), context)
+                except grpc.aio.InternalError:
+                    raise
+                except Exception as error:
+                    # Inside, so that a drain waits until the client was told.
+                    await _abort(context, method, error)
+        except NotReadyError as error:
             await _abort(context, method, error)
+
+
+def _authorization(metadata: Iterable[tuple[str, str | bytes]]) -> bytes | None:
+    for name, value in metadata:
+        if name == "authorization":
+            return value if isinstance(value, bytes) else value.encode("utf-8", "replace")
+    return None
+
+
+def _refusal(
+    handler: grpc.RpcMethodHandler | None, method: str, error: SwiftJaxError
+) -> grpc.RpcMethodHandler:
+    """A handler that gives one error, whatever is called and however it streams."""
+
+    async def refuse(_: Any, context: Context) -> None:
+        await _abort(context, method, error)
+
+    if handler is not None and handler.request_streaming:
+        return grpc.stream_stream_rpc_method_handler(cast(Any, refuse))
+    if handler is not None and handler.response_streaming:
+        return grpc.unary_stream_rpc_method_handler(cast(Any, refuse))
+    return grpc.unary_unary_rpc_method_handler(cast(Any, refuse))
 
 
 def _parse(parse: Callable[[bytes], Any], data: bytes) -> Any:
@@ -87,10 +124,7 @@ def _parse(parse: Callable[[bytes], Any], data: bytes) -> Any:
 
 async def _abort(context: Context, method: str, error: Exception) -> NoReturn:
     if not isinstance(error, SwiftJaxError):
-        error_id = uuid.uuid4().hex[:16]
-        logger.error("error %s in %s", error_id, method, exc_info=error)
-        details = f"internal error {error_id}; the server's log has the details"
-        await context.abort(grpc.StatusCode.INTERNAL, details)
+        await context.abort(grpc.StatusCode.INTERNAL, report_bug(method, error))
     status, details = grpc_status(error)
     metadata = RETRY_PUSHBACK if isinstance(error, QueueFullError) else ()
     await context.abort(status, details, metadata)

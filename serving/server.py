@@ -1,6 +1,6 @@
 """The life of a server process: listen, load, serve, drain, end.
 
-Is handed a function that makes the engine, so it knows neither checkpoints nor jax. The port is
+Is handed a function that makes the engine, so it knows neither checkpoints nor jax. The ports are
 taken before the model is loaded: a taken port is found out at once, and health can be asked from
 the start. Called by the `serve` command.
 """
@@ -11,8 +11,10 @@ import os
 import signal
 from collections.abc import Callable
 
+from swiftjax.errors import SwiftJaxError
 from swiftjax.serving.generation_service import Served
-from swiftjax.serving.grpc_server import GrpcServer
+from swiftjax.serving.keys import KeyRing
+from swiftjax.serving.listeners import Listen, Listeners
 
 logger = logging.getLogger(__name__)
 
@@ -20,16 +22,19 @@ logger = logging.getLogger(__name__)
 class _StopSignals:
     """The first SIGTERM or SIGINT asks for a drain, the second ends the process at once.
 
-    There is nothing to drain while the model loads, so then the first ends it too.
+    There is nothing to drain while the model loads, so then the first ends it too. SIGHUP reads
+    the keys again.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, keys: KeyRing) -> None:
+        self._keys = keys
         self.received: signal.Signals | None = None
         self.can_drain = False
         self.arrived = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._handle, number)
+        loop.add_signal_handler(signal.SIGHUP, self._reload)
 
     def _handle(self, number: signal.Signals) -> None:
         if self.received is not None or not self.can_drain:
@@ -38,37 +43,44 @@ class _StopSignals:
         self.received = number
         self.arrived.set()
 
+    def _reload(self) -> None:
+        try:
+            self._keys.reload()
+        except (SwiftJaxError, OSError) as error:
+            logger.error("SIGHUP: the API keys stay as they were: %s", error)
+        else:
+            logger.warning("SIGHUP: the API keys were read again")
+
 
 async def run_server(
     load: Callable[[], Served],
+    listen: Listen,
     *,
-    host: str,
-    port: int,
     drain_seconds: float,
     announce: Callable[[str], None],
 ) -> int:
     """Serve until a signal or the end of the engine; returns the exit code of the process.
 
     0 after SIGTERM, 130 after SIGINT, 1 when the engine died. `load` runs on a thread and returns a
-    warm engine; `announce` gets a line for the user when calls are taken and when that ends.
+    warm engine; `announce` gets lines for the user when calls are taken and when that ends.
     """
-    signals = _StopSignals()
-    server = GrpcServer(host, port)
-    await server.start()
+    signals = _StopSignals(listen.keys)
+    listeners = Listeners(listen)
+    await listeners.start()
     try:
         served = await asyncio.to_thread(load)
         signals.can_drain = True
-        await server.open(served)
-        announce(f"serving {served.model.name} on {server.address} (gRPC)")
-        code = await _serve(server, served, signals, drain_seconds, announce)
+        for line in await listeners.open(served):
+            announce(line)
+        code = await _serve(listeners, served, signals, drain_seconds, announce)
         await served.engine.close()
     finally:
-        await server.stop()
+        await listeners.stop()
     return code
 
 
 async def _serve(
-    server: GrpcServer,
+    listeners: Listeners,
     served: Served,
     signals: _StopSignals,
     drain_seconds: float,
@@ -81,11 +93,11 @@ async def _serve(
     stopped.cancel()
     if signals.received is None:
         announce("the engine died; the log above says why")
-        await server.drain("the engine died; restart the server", drain_seconds)
+        await listeners.drain("the engine died; restart the server", drain_seconds)
         return 1
     announce(
         f"{signals.received.name}: no new calls; waiting up to {drain_seconds:g} s for the rest"
     )
-    if not await server.drain("the server is shutting down; use another", drain_seconds):
+    if not await listeners.drain("the server is shutting down; use another", drain_seconds):
         logger.warning("calls still ran after %g s and were cut off", drain_seconds)
     return 130 if signals.received == signal.SIGINT else 0

@@ -1,27 +1,47 @@
-"""The one table from our errors to gRPC status codes, and back for the client.
+"""The one table from our errors to statuses of gRPC and HTTP, and back for the gRPC client.
 
-A class missing here would reach clients as INTERNAL; a test walks every subclass of SwiftJaxError.
+A class missing here would reach clients as a bug of the server; a test walks every subclass of
+SwiftJaxError.
 """
+
+from typing import NamedTuple
 
 from grpc import StatusCode
 
 from swiftjax import errors
 
-GRPC_STATUS: dict[type[errors.SwiftJaxError], StatusCode] = {
-    errors.InvalidRequestError: StatusCode.INVALID_ARGUMENT,
-    errors.UnauthenticatedError: StatusCode.UNAUTHENTICATED,
-    errors.ForbiddenError: StatusCode.PERMISSION_DENIED,
-    errors.NotFoundError: StatusCode.NOT_FOUND,
-    errors.DeadlineError: StatusCode.DEADLINE_EXCEEDED,
-    errors.QueueFullError: StatusCode.RESOURCE_EXHAUSTED,
-    errors.NotReadyError: StatusCode.UNAVAILABLE,
-    errors.EngineDeadError: StatusCode.UNAVAILABLE,
-    errors.CheckpointError: StatusCode.FAILED_PRECONDITION,
-    errors.UnsupportedError: StatusCode.UNIMPLEMENTED,
+
+class Statuses(NamedTuple):
+    """What an error is on each transport; `kind` and `code` are names that OpenAI clients read."""
+
+    grpc: StatusCode
+    http: int
+    kind: str
+    code: str | None = None
+
+
+BUG = Statuses(StatusCode.INTERNAL, 500, "server_error")
+_INVALID = "invalid_request_error"
+
+STATUSES: dict[type[errors.SwiftJaxError], Statuses] = {
+    errors.InvalidRequestError: Statuses(StatusCode.INVALID_ARGUMENT, 400, _INVALID),
+    errors.UnauthenticatedError: Statuses(
+        StatusCode.UNAUTHENTICATED, 401, "authentication_error", "invalid_api_key"
+    ),
+    errors.ForbiddenError: Statuses(StatusCode.PERMISSION_DENIED, 403, "permission_error"),
+    errors.NotFoundError: Statuses(StatusCode.NOT_FOUND, 404, _INVALID, "model_not_found"),
+    errors.DeadlineError: Statuses(StatusCode.DEADLINE_EXCEEDED, 504, "timeout_error"),
+    errors.QueueFullError: Statuses(
+        StatusCode.RESOURCE_EXHAUSTED, 429, "rate_limit_error", "queue_full"
+    ),
+    errors.NotReadyError: Statuses(StatusCode.UNAVAILABLE, 503, "service_unavailable_error"),
+    errors.EngineDeadError: Statuses(StatusCode.UNAVAILABLE, 503, "service_unavailable_error"),
+    errors.CheckpointError: Statuses(StatusCode.FAILED_PRECONDITION, 503, "server_error"),
+    errors.UnsupportedError: Statuses(StatusCode.UNIMPLEMENTED, 501, _INVALID, "unsupported"),
 }
 
 # Where two classes share a code the first stands for it: a client cannot tell them apart.
-_ERRORS = {status: error for error, status in reversed(GRPC_STATUS.items())}
+_ERRORS = {status.grpc: error for error, status in reversed(STATUSES.items())}
 
 # Status texts travel in a header of limited size, in which one character may take twelve bytes.
 MAX_STATUS_CHARS = 500
@@ -29,10 +49,12 @@ MAX_STATUS_CHARS = 500
 
 def grpc_status(error: errors.SwiftJaxError) -> tuple[StatusCode, str]:
     """Give the status code and text that a client sees for an error raised on purpose."""
-    for known in type(error).__mro__:
-        if known in GRPC_STATUS:
-            return GRPC_STATUS[known], str(error)[:MAX_STATUS_CHARS]
-    return StatusCode.INTERNAL, str(error)[:MAX_STATUS_CHARS]
+    return statuses_of(error).grpc, str(error)[:MAX_STATUS_CHARS]
+
+
+def statuses_of(error: errors.SwiftJaxError) -> Statuses:
+    """Give the row of the table for an error."""
+    return next((STATUSES[c] for c in type(error).__mro__ if c in STATUSES), BUG)
 
 
 def error_from_status(status: StatusCode, details: str | None) -> errors.SwiftJaxError:

@@ -13,6 +13,7 @@ IMPORTS = (
     "swiftjax.kernels",
     "swiftjax.converters.convert",
     "swiftjax.serving.client",
+    "swiftjax.serving.http.http_server",
     "swiftjax.api",
 )
 

@@ -72,6 +72,7 @@ def _running_server(checkpoint: Path) -> Iterator[tuple["subprocess.Popen[bytes]
     # Small enough to be warm within seconds, and no more of a GPU than it takes.
     options = {
         "--grpc-port": port,
+        "--port": 0,
         "--max-num-seqs": 1,
         "--max-num-batched-tokens": 128,
         "--max-model-len": min(_max_position(checkpoint), MAX_MODEL_LEN),

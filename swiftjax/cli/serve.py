@@ -1,13 +1,15 @@
-"""`swiftjax serve`: the gRPC server in the foreground."""
+"""`swiftjax serve`: the gRPC and HTTP server in the foreground."""
 
 import asyncio
 import logging
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from swiftjax.cli import keys
 from swiftjax.cli import options as opt
 from swiftjax.cli.loading import load_core, read_chat_template
 from swiftjax.cli.reporting import print_line
@@ -16,16 +18,39 @@ from swiftjax.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from swiftjax.serving.generation_service import Served
+    from swiftjax.serving.listeners import Listen
 
 
 Host = Annotated[str, typer.Option(help="Address to listen on.")]
+Port = Annotated[
+    int, typer.Option(min=0, max=65535, help="Port of the HTTP server; 0 takes a free one.")
+]
 GrpcPort = Annotated[
     int, typer.Option(min=0, max=65535, help="Port of the gRPC server; 0 takes a free one.")
 ]
 Insecure = Annotated[
     bool,
+    typer.Option("--insecure", help="Let other machines in without API keys.", show_default="off"),
+]
+ApiKey = Annotated[
+    list[str] | None,
     typer.Option(
-        "--insecure", help="Let other machines in, although there are no keys.", show_default="off"
+        help="A key that callers must send; may be repeated. Other users of this machine can see "
+        f"it: prefer --api-key-file or {keys.ENVIRONMENT}.",
+        show_default="no keys",
+    ),
+]
+ApiKeyFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="A file with a line KEY or KEY admin per key; read again on SIGHUP.",
+        show_default="none",
+    ),
+]
+AllowedOrigins = Annotated[
+    str,
+    typer.Option(
+        help="Origins of web pages that may call, with commas between.", show_default="none"
     ),
 ]
 MaxNumSeqs = Annotated[
@@ -66,8 +91,12 @@ DrainSeconds = Annotated[
 def serve(
     model: opt.Model,
     host: Host = "127.0.0.1",
+    port: Port = 8000,
     grpc_port: GrpcPort = 50051,
+    api_key: ApiKey = None,
+    api_key_file: ApiKeyFile = None,
     insecure: Insecure = False,
+    allowed_origins: AllowedOrigins = "",
     max_num_seqs: MaxNumSeqs = None,
     max_num_batched_tokens: MaxNumBatchedTokens = None,
     max_total_token_num: opt.MaxTotalTokenNum = None,
@@ -85,10 +114,10 @@ def serve(
     drain_seconds: DrainSeconds = 30.0,
     quiet: opt.Quiet = False,
 ) -> None:
-    """Serve a model over gRPC until SIGTERM or Ctrl-C.
+    """Serve a model over gRPC and OpenAI's HTTP interface until SIGTERM or Ctrl-C.
 
-    Health (grpc.health.v1) says SERVING once every step is compiled. The first signal lets running
-    calls finish, a second one ends the server at once.
+    It is ready (grpc.health.v1, GET /ready) once every step is compiled. The first signal lets
+    running calls finish, a second one ends the server at once.
     """
     config = EngineConfig(
         model_path=model,
@@ -107,23 +136,44 @@ def serve(
         swap_space_gib=swap_space_gib,
         trace=trace,
     )
-    _check_host(host, insecure)
-    raise typer.Exit(_run(config, host, grpc_port, drain_seconds, quiet))
+    # Before grpc is imported: a taken port is told in our words, not in those of its C core too.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    from swiftjax.serving.listeners import Listen
+
+    listen = Listen(
+        host=host,
+        grpc_port=grpc_port,
+        http_port=port,
+        keys=keys.make_key_ring(api_key or [], api_key_file),
+        allowed_origins=_read_origins(allowed_origins),
+    )
+    _check_host(host, insecure, listen.keys.is_open)
+    raise typer.Exit(_run(config, listen, drain_seconds, quiet))
 
 
-def _check_host(host: str, insecure: bool) -> None:
+def _read_origins(text: str) -> list[str]:
+    """Split --allowed-origins; raises InvalidRequestError for what no browser would send."""
+    origins = [origin for part in text.split(",") if (origin := part.strip())]
+    for origin in origins:
+        if not re.fullmatch(r"https?://[A-Za-z0-9.:\[\]-]+", origin):
+            raise InvalidRequestError(
+                f"--allowed-origins has {origin!r:.80}; an origin is like https://example.org:8080"
+            )
+    return origins
+
+
+def _check_host(host: str, insecure: bool, is_open: bool) -> None:
     from swiftjax.serving.addresses import is_loopback
 
-    if not is_loopback(host) and not insecure:
+    if is_open and not is_loopback(host) and not insecure:
         raise InvalidRequestError(
-            f"--host {host} lets other machines in and there are no API keys yet: add --insecure "
-            "if only trusted ones can reach it, or use --host 127.0.0.1"
+            f"--host {host} lets other machines in and there are no API keys: give some with "
+            f"--api-key-file or {keys.ENVIRONMENT}, add --insecure if only trusted ones can reach "
+            "it, or use --host 127.0.0.1"
         )
 
 
-def _run(config: EngineConfig, host: str, port: int, drain_seconds: float, quiet: bool) -> int:
-    # Before grpc is imported: a taken port is told in our words, not in those of its C core too.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+def _run(config: EngineConfig, listen: "Listen", drain_seconds: float, quiet: bool) -> int:
     from swiftjax.serving.server import run_server
 
     log = logging.getLogger("swiftjax")
@@ -132,8 +182,7 @@ def _run(config: EngineConfig, host: str, port: int, drain_seconds: float, quiet
     return asyncio.run(
         run_server(
             lambda: _load(config, quiet),
-            host=host,
-            port=port,
+            listen,
             drain_seconds=drain_seconds,
             announce=print_line,
         )

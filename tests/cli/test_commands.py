@@ -100,7 +100,9 @@ def test_serve_answers_until_a_signal(tiny: Path, tmp_path: Path) -> None:
     port = free_port()
     small = ["--max-num-seqs", "2", "--max-num-batched-tokens", "16", "--max-model-len", "128"]
     small += ["--trace", str(tmp_path / "trace")]
-    process = subprocess.Popen([*COMMAND, "serve", str(tiny), "--grpc-port", str(port), *small])
+    process = subprocess.Popen(
+        [*COMMAND, "serve", str(tiny), "--grpc-port", str(port), "--port", "0", *small]
+    )
     try:
         with Client(f"127.0.0.1:{port}") as client:
             client.wait_until_serving(120.0)
@@ -112,7 +114,7 @@ def test_serve_answers_until_a_signal(tiny: Path, tmp_path: Path) -> None:
             assert deltas[-1].num_output_tokens == 4
             assert deltas[-1].num_prompt_tokens == len(client.tokenize(messages=messages))
         taken = subprocess.run(
-            [*COMMAND, "serve", str(tiny), "--grpc-port", str(port)],
+            [*COMMAND, "serve", str(tiny), "--grpc-port", str(port), "--port", "0"],
             capture_output=True,
             text=True,
             check=False,

@@ -9,6 +9,7 @@ import sys
 from swiftjax.engine.core import EngineCore
 from swiftjax.engine.scheduler import Plan
 from swiftjax.serving.generation_service import Served
+from swiftjax.serving.listeners import Listen
 from swiftjax.serving.messages import describe_model
 from swiftjax.serving.server import run_server
 from tests.serving.harness import MODEL, make_core, make_engine
@@ -39,8 +40,7 @@ def load() -> Served:
 if __name__ == "__main__":
     code = run_server(
         load,
-        host="127.0.0.1",
-        port=int(sys.argv[1]),
+        Listen(grpc_port=int(sys.argv[1]), http_port=0),
         drain_seconds=20.0,
         announce=lambda line: print(line, flush=True),
     )

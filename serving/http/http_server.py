@@ -1,0 +1,102 @@
+"""The HTTP listener: uvicorn on the event loop that gRPC runs on, with our socket and our limits.
+
+Started and stopped by `server.py`. uvicorn's own signal handling and logs stay out: what goes wrong
+in a request is logged by `incidents.py`.
+"""
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Sequence
+
+import uvicorn
+
+from swiftjax.errors import SwiftJaxError
+from swiftjax.serving.gate import Gate
+from swiftjax.serving.generation_service import Served
+from swiftjax.serving.http.app import MAX_HEADER_BYTES, make_app
+from swiftjax.serving.http.routes import Routes
+from swiftjax.serving.keys import KeyRing
+
+BACKLOG = 1024
+# What is left to do for requests that were cut off: close their connections.
+STOP_GRACE_SECONDS = 1
+
+
+class HttpServer:
+    """One listener. Must be made inside the event loop that runs it."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        gate: Gate,
+        keys: KeyRing,
+        *,
+        allowed_origins: Sequence[str] = (),
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """Bind the port (0 takes a free one); raises SwiftJaxError when it cannot be had."""
+        self._routes = Routes(gate)
+        self._socket = _bind(host, port)
+        self.port: int = self._socket.getsockname()[1]
+        bracketed = f"[{host}]" if ":" in host else host
+        self.address = f"{'https' if tls else 'http'}://{bracketed}:{self.port}"
+        config = uvicorn.Config(
+            make_app(self._routes.router(), keys, allowed_origins),
+            http="h11",  # the other parser has no limit on the size of headers
+            h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="critical",
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_graceful_shutdown=STOP_GRACE_SECONDS,
+        )
+        config.load()
+        config.ssl = tls
+        self._server = uvicorn.Server(config)
+        self._server.lifespan = config.lifespan_class(config)
+        self._ticking: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Accept connections; until the gate opens every request that needs the model gets 503."""
+        await self._server.startup(sockets=[self._socket])
+        self._ticking = asyncio.create_task(self._server.main_loop())
+
+    def open(self, served: Served) -> None:
+        """Answer with this engine, which must be warm; the gate is opened by others."""
+        self._routes.served = served
+
+    async def stop(self) -> None:
+        """Close the port and cut off what still runs."""
+        if self._ticking is None:
+            self._socket.close()
+            return
+        self._server.should_exit = True
+        await self._ticking
+        await self._server.shutdown(sockets=[self._socket])
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        family, kind, protocol, _, address = found[0]
+        # Without the protocol asyncio does not see that this is TCP, and leaves Nagle's delay on.
+        bound = socket.socket(family, kind, protocol)
+        try:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(address)
+            bound.listen(BACKLOG)
+        except OSError:
+            bound.close()
+            raise
+    except OSError:
+        raise SwiftJaxError(
+            f"cannot listen on {host}:{port}: the port is taken or the address is not one of this "
+            "machine; choose another port or host"
+        ) from None
+    bound.setblocking(False)
+    return bound

@@ -1,0 +1,77 @@
+"""A request's bytes to one of the types of `bodies.py`, at a bounded cost.
+
+Decoded JSON can take fifty times the memory of its text, so a large body is counted before it is
+decoded. Every mistake becomes one InvalidRequestError that names the field and no type of ours.
+"""
+
+import re
+from functools import cache
+from typing import TypeVar
+
+import msgspec
+
+from swiftjax.errors import InvalidRequestError
+
+# A body below this size cannot become large.
+SMALL_BODY = 64 * 2**10
+# Texts, numbers, lists and objects in one body: room for 500,000 token ids.
+MAX_VALUES = 2**19
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+# How the decoder names a place: `$.messages[0].role`, or "`key` in `$.logit_bias`".
+_PLACE = re.compile(r" - at (?:`key` in )?`\$\.?(.*)`$")
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`")
+_MISSING = re.compile(r"Object missing required field `(.*?)`")
+
+
+class FieldError(InvalidRequestError):
+    """A mistake in one field, `param`; None when the body as a whole is wrong."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+def read_body(data: bytes, kind: type[Body]) -> Body:
+    """Decode and check types and bounds; raises FieldError."""
+    if len(data) > SMALL_BODY:
+        _check_number_of_values(data)
+    try:
+        return _decoder(kind).decode(data)
+    except msgspec.ValidationError as error:
+        raise _field_error(str(error)) from None
+    except msgspec.DecodeError as error:
+        raise FieldError(f"the body is not JSON in UTF-8: {error}") from None
+    except RecursionError:
+        raise FieldError("the body nests lists or objects too deeply") from None
+
+
+@cache
+def _decoder(kind: type[Body]) -> "msgspec.json.Decoder[Body]":
+    return msgspec.json.Decoder(kind)
+
+
+def _check_number_of_values(data: bytes) -> None:
+    """Count outside of texts, without making an object for each."""
+    bare = data.replace(b"\\\\", b"").replace(b'\\"', b"")
+    count = bare.count(b'"') // 2
+    if count <= MAX_VALUES:
+        outside = b"".join(bare.split(b'"')[::2])
+        count = sum(outside.count(mark) for mark in (b",", b"[", b"{"))
+    if count > MAX_VALUES:
+        raise FieldError(f"the body has over {MAX_VALUES} values: send less at a time")
+
+
+def _field_error(text: str) -> FieldError:
+    found = _PLACE.search(text)
+    param = found[1] if found else ""
+    text = text[: found.start()] if found else text
+    for pattern, what in ((_UNKNOWN, "is not known"), (_MISSING, "is missing")):
+        if named := pattern.fullmatch(text):
+            param = f"{param}.{named[1]:.80}" if param else f"{named[1]:.80}"
+            return FieldError(f"{param} {what}", param)
+    problem = text[:1].lower() + text[1:].replace("`", "")
+    if not param:
+        return FieldError(f"the body: {problem}")
+    return FieldError(f"{param:.80}: {problem}", re.split(r"[.\[]", param)[0])

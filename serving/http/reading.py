@@ -1,0 +1,160 @@
+"""From bodies to what the engine takes: prompts, a GenerationConfig, and what else was asked.
+
+Types and bounds are checked already (`bodies.py`); here is what fields mean together and for this
+model. Knows no engine and does no I/O.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from swiftjax.engine.core import EngineLimits
+from swiftjax.engine.request import GenerationConfig, Prompt
+from swiftjax.serving.http.bodies import MAX_ANSWERS, ChatBody, CompletionBody, Message, Options
+from swiftjax.serving.http.json_body import FieldError
+from swiftjax.serving.messages import check_text
+
+# OpenAI's defaults, where they are not those of the engine.
+DEFAULT_TEMPERATURE = 1.0
+DEFAULT_COMPLETION_TOKENS = 16
+
+_REFUSED = (
+    "audio", "moderation", "prediction", "web_search_options", "functions", "function_call", "tools"
+)  # fmt: skip
+
+
+class Asked(NamedTuple):
+    """What a body asks for, whichever endpoint it came to."""
+
+    config: GenerationConfig
+    stream: bool
+    include_usage: bool
+    time_limit: float | None
+
+
+def read_completion(body: CompletionBody, limits: EngineLimits) -> tuple[list[Prompt], Asked]:
+    """Read a completion; raises InvalidRequestError."""
+    if body.suffix:
+        raise FieldError("suffix: text cannot be inserted here; leave it out", "suffix")
+    if body.best_of not in (None, body.n or 1):
+        raise FieldError(f"best_of is {body.best_of}; it must equal n or be left out", "best_of")
+    prompts = _read_prompts(body.prompt, limits.max_model_len)
+    if len(prompts) * (body.n or 1) > MAX_ANSWERS:
+        raise FieldError(
+            f"prompt: {len(prompts)} prompts with n {body.n or 1} are over {MAX_ANSWERS} answers; "
+            "send fewer at a time",
+            "prompt",
+        )
+    if body.echo and body.logprobs is not None and (body.n or 1) > 1:
+        raise FieldError("n must be 1 with echo and logprobs: a prompt is scored once", "n")
+    max_tokens = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+    if max_tokens == 0 and not body.echo:
+        raise FieldError("max_tokens is 0, which needs echo: ask for at least 1", "max_tokens")
+    return prompts, _asked(body, max_tokens, logprobs=body.logprobs, echo=bool(body.echo))
+
+
+def read_chat(body: ChatBody) -> Asked:
+    """Read everything of a chat but its messages; raises InvalidRequestError."""
+    for name in _REFUSED:
+        if getattr(body, name):
+            raise FieldError(f"{name} is not supported: leave it out", name)
+    if body.modalities not in (None, [], ["text"]):
+        raise FieldError("modalities: only text is generated", "modalities")
+    if body.response_format is not None and body.response_format.type != "text":
+        raise FieldError("response_format: only type text is supported", "response_format")
+    if body.tool_choice not in (None, "none", "auto"):
+        raise FieldError("tool_choice names a tool and there are none", "tool_choice")
+    if body.top_logprobs is not None and not body.logprobs:
+        raise FieldError("top_logprobs needs logprobs to be true", "top_logprobs")
+    max_tokens = body.max_completion_tokens
+    if max_tokens is None:
+        max_tokens = body.max_tokens
+    elif body.max_tokens not in (None, max_tokens):
+        raise FieldError("max_tokens and max_completion_tokens differ: give one", "max_tokens")
+    if max_tokens == 0:
+        raise FieldError("max_tokens is 0; it must be at least 1", "max_tokens")
+    return _asked(body, max_tokens, logprobs=(body.top_logprobs or 0) if body.logprobs else None)
+
+
+def read_messages(messages: Sequence[Message], max_model_len: int) -> list[dict[str, Any]]:
+    """Read a conversation as the chat template takes it; refuses what cannot fit."""
+    if len(messages) > max_model_len:
+        raise FieldError(
+            f"messages: {len(messages)} of them; a model of {max_model_len} tokens takes fewer: "
+            "drop the oldest",
+            "messages",
+        )
+    turns = [_read_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    check_text(sum(_num_chars(turn["content"]) for turn in turns), max_model_len)
+    return turns
+
+
+def _read_message(message: Message, name: str) -> dict[str, Any]:
+    if message.audio or message.function_call:
+        raise FieldError(f"{name}: audio and function_call are not supported", "messages")
+    content = message.content
+    if content is None:
+        if message.role != "assistant":
+            raise FieldError(f"{name}.content is missing", "messages")
+        content = ""
+    fields = {"role": message.role, "content": content, "name": message.name}
+    return {key: value for key, value in fields.items() if value is not None}
+
+
+def _num_chars(content: str | list[dict[str, Any]]) -> int:
+    if isinstance(content, str):
+        return len(content)
+    texts = [part.get("text") for part in content]
+    return sum(len(text) for text in texts if isinstance(text, str))
+
+
+def _read_prompts(prompt: str | list[Any], max_model_len: int) -> list[Prompt]:
+    """One prompt per text or list of ids; a flat list of ids is one prompt."""
+    if isinstance(prompt, str):
+        prompts: list[Any] = [prompt]
+    elif not prompt:
+        raise FieldError("prompt is empty: give at least one token", "prompt")
+    elif any(type(item) is not type(prompt[0]) for item in prompt):
+        raise FieldError("prompt mixes texts and token ids: give a list of one kind", "prompt")
+    else:
+        prompts = [prompt] if isinstance(prompt[0], int) else prompt
+    for one in prompts:
+        if isinstance(one, str):
+            check_text(len(one), max_model_len)
+        elif len(one) >= max_model_len:
+            raise FieldError(
+                f"the prompt has {len(one)} tokens; max_model_len is {max_model_len}, which must "
+                f"hold the prompt and at least one new token: shorten it to {max_model_len - 1}",
+                "prompt",
+            )
+    return prompts
+
+
+def _asked(
+    body: Options, max_tokens: int | None, *, logprobs: int | None, echo: bool = False
+) -> Asked:
+    if body.stream_options is not None and not body.stream:
+        raise FieldError("stream_options needs stream to be true", "stream_options")
+    min_tokens = body.min_tokens or 0
+    if max_tokens is not None and min_tokens > max_tokens:
+        raise FieldError(
+            f"min_tokens is {min_tokens}, over max_tokens ({max_tokens}): lower it", "min_tokens"
+        )
+    named = {
+        name: value
+        for name in (
+            "top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "presence_penalty",
+            "frequency_penalty", "logit_bias", "seed", "n", "stop", "stop_token_ids", "ignore_eos",
+        )
+        if (value := getattr(body, name)) is not None
+    }  # fmt: skip
+    config = GenerationConfig(
+        max_new_tokens=max_tokens,
+        min_new_tokens=min_tokens,
+        temperature=DEFAULT_TEMPERATURE if body.temperature is None else body.temperature,
+        include_stop_str=bool(body.include_stop_str_in_output),
+        logprobs=logprobs,
+        echo=echo,
+        **named,
+    )
+    include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+    return Asked(config, bool(body.stream), include_usage, body.time_limit)

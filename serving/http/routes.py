@@ -1,0 +1,223 @@
+"""The endpoints over an AsyncEngine. Thin: `reading.py` and `writing.py` do the translating.
+
+Every method sees a whole body and is cancelled when its client goes away (`app.py`).
+"""
+
+import asyncio
+import hashlib
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, cast
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, Router
+from starlette.types import Receive, Scope, Send
+
+from swiftjax import __version__
+from swiftjax.engine.request import Prompt
+from swiftjax.errors import NotReadyError
+from swiftjax.serving.gate import Gate
+from swiftjax.serving.generation_service import Served
+from swiftjax.serving.http.bodies import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    Message,
+    TokenizeBody,
+)
+from swiftjax.serving.http.json_body import FieldError, read_body
+from swiftjax.serving.http.openapi import make_document
+from swiftjax.serving.http.reading import Asked, read_chat, read_completion, read_messages
+from swiftjax.serving.http.replies import JsonReply
+from swiftjax.serving.http.streams import EventStream, merge
+from swiftjax.serving.http.writing import AnswerWriter, ChatWriter, CompletionWriter
+from swiftjax.serving.messages import check_model, read_vocabulary_ids
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+# As much of a prompt as says which requests are likely to share a prefix with it.
+PREFIX_TOKENS = 64
+PREFIX_CHARS = 256
+
+
+class Gated:
+    """An endpoint that is inside the gate until its answer is sent, streamed or not."""
+
+    def __init__(self, endpoint: Endpoint, gate: Gate) -> None:
+        self._endpoint = endpoint
+        self._gate = gate
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request; raises NotReadyError while the gate is closed."""
+        with self._gate.passing():
+            response = await self._endpoint(Request(scope, receive))
+            await response(scope, receive, send)
+
+
+class Routes:
+    """The endpoints of one server. `served` is set before the gate lets the first request in."""
+
+    served: Served
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self._started = int(time.time())
+
+    def router(self) -> Router:
+        """Give the paths; whatever needs the model waits for the gate."""
+        gated: list[tuple[str, str, Endpoint]] = [
+            ("GET", "/v1/models", self.list_models),
+            ("GET", "/v1/models/{model:path}", self.get_model),
+            ("POST", "/v1/completions", self.complete),
+            ("POST", "/v1/chat/completions", self.chat),
+            ("POST", "/tokenize", self.tokenize),
+            ("POST", "/detokenize", self.detokenize),
+        ]
+        always: list[tuple[str, str, Endpoint]] = [
+            ("GET", "/health", self.health),
+            ("GET", "/ready", self.ready),
+            ("GET", "/version", self.version),
+            ("GET", "/openapi.json", self.openapi),
+        ]
+        routes = [Route(path, Gated(f, self._gate), methods=[method]) for method, path, f in gated]
+        routes += [Route(path, f, methods=[method]) for method, path, f in always]
+        return Router(routes, redirect_slashes=False)
+
+    async def complete(self, request: Request) -> Response:
+        """Continue one or several prompts."""
+        body = read_body(await request.body(), CompletionBody)
+        engine, model = self.served
+        check_model(body.model or "", model.name)
+        prompts, asked = read_completion(body, engine.limits)
+        prompt_ids: list[list[int]] = []
+        if asked.config.echo and asked.config.logprobs is not None:
+            prompt_ids = [await self._encode(prompt) for prompt in prompts]
+        answer_id = f"cmpl-{uuid.uuid4().hex}"
+        writer = CompletionWriter(
+            answer_id, model.name, engine.tokenizer, asked.config, prompts, prompt_ids
+        )
+        return await self._generate(prompts, asked, answer_id, writer)
+
+    async def chat(self, request: Request) -> Response:
+        """Answer a conversation."""
+        body = read_body(await request.body(), ChatBody)
+        engine, model = self.served
+        check_model(body.model or "", model.name)
+        asked = read_chat(body)
+        ids = await self._render(body.messages)
+        answer_id = f"chatcmpl-{uuid.uuid4().hex}"
+        writer = ChatWriter(answer_id, model.name, engine.tokenizer, asked.config)
+        return await self._generate([ids], asked, answer_id, writer)
+
+    async def tokenize(self, request: Request) -> Response:
+        """Turn a text or a chat into token ids."""
+        body = read_body(await request.body(), TokenizeBody)
+        engine, model = self.served
+        check_model(body.model or "", model.name)
+        if (body.prompt is None) == (body.messages is None):
+            raise FieldError("give exactly one of prompt and messages", "prompt")
+        if body.prompt is not None:
+            special = body.add_special_tokens is not False
+            ids = await asyncio.to_thread(engine.tokenizer.encode, body.prompt, special)
+        else:
+            ids = await self._render(body.messages or (), body.add_generation_prompt is not False)
+        count = {"count": len(ids), "max_model_len": engine.limits.max_model_len}
+        return JsonReply({"tokens": ids, **count})
+
+    async def detokenize(self, request: Request) -> Response:
+        """Turn token ids into text."""
+        body = read_body(await request.body(), DetokenizeBody)
+        engine, model = self.served
+        check_model(body.model or "", model.name)
+        ids = read_vocabulary_ids(body.tokens, engine.limits.vocab_size)
+        skip = body.skip_special_tokens is not False
+        text = await asyncio.to_thread(engine.tokenizer.decode, ids, skip)
+        return JsonReply({"prompt": text})
+
+    async def list_models(self, request: Request) -> Response:
+        """Name the model that is served."""
+        return JsonReply({"object": "list", "data": [self._describe()]})
+
+    async def get_model(self, request: Request) -> Response:
+        """Describe the model, if it is the one that is served."""
+        check_model(request.path_params["model"] or "/", self.served.model.name)
+        return JsonReply(self._describe())
+
+    async def health(self, request: Request) -> Response:
+        """Say that the process answers; it ends itself when its engine dies."""
+        return JsonReply({"status": "alive"})
+
+    async def ready(self, request: Request) -> Response:
+        """Say whether requests are taken."""
+        with self._gate.passing():
+            if not self.served.engine.is_alive:
+                raise NotReadyError("the engine has ended; restart the server")
+            return JsonReply({"status": "ready"})
+
+    async def version(self, request: Request) -> Response:
+        """Name the version of this server."""
+        return JsonReply({"version": __version__})
+
+    async def openapi(self, request: Request) -> Response:
+        """Describe this interface."""
+        return JsonReply(make_document())
+
+    async def _generate(
+        self, prompts: Sequence[Prompt], asked: Asked, answer_id: str, writer: AnswerWriter
+    ) -> Response:
+        outputs = merge(
+            [
+                self.served.engine.stream(
+                    prompt,
+                    asked.config,
+                    request_id=answer_id if len(prompts) == 1 else f"{answer_id}-{index}",
+                    time_limit=asked.time_limit,
+                )
+                for index, prompt in enumerate(prompts)
+            ]
+        )
+        headers = {"x-swiftjax-prefix-hash": _prefix_hash(prompts[0])}
+        first = await anext(outputs)
+        if asked.stream:
+            usage = asked.include_usage
+            return EventStream(first, outputs, writer, include_usage=usage, headers=headers)
+        writer.add(*first)
+        async for indexed in outputs:
+            writer.add(*indexed)
+        return JsonReply(writer.whole(), headers=headers)
+
+    async def _render(
+        self, messages: Sequence[Message], add_generation_prompt: bool = True
+    ) -> list[int]:
+        engine = self.served.engine
+        turns = read_messages(messages, engine.limits.max_model_len)
+        ids = await asyncio.to_thread(
+            engine.tokenizer.apply_chat_template, turns, add_generation_prompt=add_generation_prompt
+        )
+        return cast(list[int], ids)  # text only with tokenize=False
+
+    async def _encode(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            return await asyncio.to_thread(self.served.engine.tokenizer.encode, prompt)
+        return list(prompt)
+
+    def _describe(self) -> dict[str, Any]:
+        model = self.served.model
+        return {
+            "id": model.name,
+            "object": "model",
+            "created": self._started,
+            "owned_by": "swiftjax",
+            "max_model_len": model.max_model_len,
+        }
+
+
+def _prefix_hash(prompt: Prompt) -> str:
+    """A name for the head of a prompt, so that a balancer can send its likes to one server."""
+    if isinstance(prompt, str):
+        head = prompt[:PREFIX_CHARS]
+    else:
+        head = " ".join(map(str, prompt[:PREFIX_TOKENS]))
+    return hashlib.sha256(head.encode()).hexdigest()[:16]

@@ -1,0 +1,111 @@
+"""Several engine streams as one, and one as server-sent events.
+
+Whatever ends early, every engine stream is closed, which aborts its request and frees its pages.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from swiftjax.engine.request import StreamOutput
+from swiftjax.serving.http.errors import describe
+from swiftjax.serving.http.writing import AnswerWriter
+
+Outputs = AsyncGenerator[StreamOutput, None]
+Indexed = AsyncGenerator[tuple[int, StreamOutput], None]
+
+
+async def merge(streams: list[Outputs]) -> Indexed:
+    """Yield what the streams yield, each with the index of its stream, as it comes."""
+    if len(streams) == 1:
+        async with aclosing(streams[0]) as only:
+            async for output in only:
+                yield 0, output
+        return
+    # Short, so that a slow reader lets the engine's own mailboxes join what arrives meanwhile.
+    queue: asyncio.Queue[tuple[int, StreamOutput] | Exception | None] = asyncio.Queue(len(streams))
+
+    async def pump(index: int, stream: Outputs) -> None:
+        try:
+            async with aclosing(stream):
+                async for output in stream:
+                    await queue.put((index, output))
+            await queue.put(None)
+        except Exception as error:
+            await queue.put(error)
+
+    pumps = [asyncio.create_task(pump(index, stream)) for index, stream in enumerate(streams)]
+    num_open = len(pumps)
+    try:
+        while num_open:
+            item = await queue.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                num_open -= 1
+            else:
+                yield item
+    finally:
+        for task in pumps:
+            task.cancel()
+        await asyncio.wait(pumps)
+
+
+class EventStream(Response):
+    """An answer as server-sent events, ended by [DONE]; an error on the way is the last event."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        first: tuple[int, StreamOutput],
+        rest: Indexed,
+        writer: AnswerWriter,
+        *,
+        include_usage: bool,
+        headers: dict[str, str],
+    ) -> None:
+        """`first` was awaited before, because it decides whether the status is an error's."""
+        self.status_code = 200
+        self.background = None
+        # Proxies hold answers back to compress or batch them unless they are told not to.
+        self.init_headers(headers | {"cache-control": "no-cache", "x-accel-buffering": "no"})
+        self._first = first
+        self._rest = rest
+        self._writer = writer
+        self._include_usage = include_usage
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events; cancelled when the client goes away."""
+        async with aclosing(self._rest):
+            start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+            await send(start)
+            async with aclosing(self._events()) as events:
+                async for data in events:
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _events(self) -> AsyncGenerator[bytes, None]:
+        try:
+            yield self._write(*self._first)
+            async for indexed in self._rest:
+                if data := self._write(*indexed):
+                    yield data
+        except Exception as error:
+            # A client must not take what it got for a whole answer.
+            yield _event(describe(error).body)
+            return
+        if self._include_usage:
+            yield _event(self._writer.usage_chunk())
+        yield b"data: [DONE]\n\n"
+
+    def _write(self, prompt_index: int, output: StreamOutput) -> bytes:
+        return b"".join(map(_event, self._writer.chunks(prompt_index, output)))
+
+
+def _event(value: object) -> bytes:
+    return b"data: " + msgspec.json.encode(value) + b"\n\n"

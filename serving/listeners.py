@@ -1,0 +1,68 @@
+"""The ports of one server, which open, drain and close together behind one gate.
+
+Knows which transports there are; what they serve is handed to `open`. Called by `server.py`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from swiftjax.serving.gate import Gate
+from swiftjax.serving.generation_service import Served
+from swiftjax.serving.grpc_server import GrpcServer
+from swiftjax.serving.http.http_server import HttpServer
+from swiftjax.serving.keys import KeyRing
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Listen:
+    """Where to listen and whom to let in. Port 0 takes a free one; no HTTP without `http_port`."""
+
+    host: str = "127.0.0.1"
+    grpc_port: int = 0
+    http_port: int | None = None
+    keys: KeyRing = field(default_factory=KeyRing)
+    allowed_origins: Sequence[str] = ()
+
+
+class Listeners:
+    """All transports of one server. Must be made inside the event loop that runs them."""
+
+    def __init__(self, listen: Listen) -> None:
+        """Bind every port; raises SwiftJaxError when one cannot be had."""
+        gate = Gate()
+        self.grpc = GrpcServer(listen.host, listen.grpc_port, gate, listen.keys)
+        self.http: HttpServer | None = None
+        if listen.http_port is not None:
+            self.http = HttpServer(
+                listen.host,
+                listen.http_port,
+                gate,
+                listen.keys,
+                allowed_origins=listen.allowed_origins,
+            )
+
+    async def start(self) -> None:
+        """Accept connections; until `open` only health is told."""
+        await self.grpc.start()
+        if self.http is not None:
+            await self.http.start()
+
+    async def open(self, served: Served) -> list[str]:
+        """Answer calls with this engine, which must be warm; gives a line for each port."""
+        name = served.model.name
+        lines = [f"serving {name} on {self.grpc.address} (gRPC)"]
+        if self.http is not None:
+            self.http.open(served)
+            lines.append(f"serving {name} on {self.http.address} (OpenAI HTTP)")
+        await self.grpc.open(served)  # and with it the gate
+        return lines
+
+    async def drain(self, reason: str, seconds: float) -> bool:
+        """Refuse new calls and wait for those that run; false when some still do after that."""
+        return await self.grpc.drain(reason, seconds)
+
+    async def stop(self) -> None:
+        """Close the ports and cut off what still runs."""
+        if self.http is not None:
+            await self.http.stop()
+        await self.grpc.stop()

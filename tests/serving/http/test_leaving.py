@@ -1,0 +1,144 @@
+"""Clients that go away: the work stops and the pages come back, whatever they were waiting for."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import pytest
+
+from swiftjax.serving.http.streams import merge
+from tests.serving.harness import until
+from tests.serving.http.harness import HttpService, Json, run
+
+STEP = 0.05
+MAX_STEPS = 2
+COMPLETE = "/v1/completions"
+LONG: Json = {"prompt": "a", "max_tokens": 2000, "ignore_eos": True}
+
+
+async def assert_work_stops(service: HttpService, num_steps: int) -> None:
+    """No more than the allowed steps, then none at all."""
+    await until(service.is_idle)
+    assert service.num_steps - num_steps <= MAX_STEPS
+    at_rest = service.num_steps
+    await asyncio.sleep(3 * STEP)
+    assert service.num_steps == at_rest
+
+
+@pytest.mark.parametrize("fields", [{}, {"n": 3}, {"prompt": ["a", "b", "c"]}], ids=str)
+def test_b050_stream_closed_after_its_first_event(fields: Json) -> None:
+    async def body(service: HttpService) -> None:
+        request = LONG | {"stream": True} | fields
+        async with service.client.stream("POST", COMPLETE, json=request) as response:
+            await anext(response.aiter_lines())
+            num_steps = service.num_steps
+        await assert_work_stops(service, num_steps)
+
+    run(body, delay=STEP)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("queued", [False, True])
+def test_b050_client_gone_before_its_answer_began(queued: bool, stream: bool) -> None:
+    async def body(service: HttpService) -> None:
+        ahead = asyncio.create_task(service.client.post(COMPLETE, json=LONG))
+        await until(lambda: service.engine.stats().num_running == 1)
+        mine = asyncio.create_task(
+            service.client.post(COMPLETE, json=LONG | {"stream": stream and queued})
+        )
+        if queued:
+            await until(lambda: service.engine.stats().num_waiting == 1)
+        else:
+            await until(lambda: service.engine.stats().num_running == 2)
+        mine.cancel()
+        await until(lambda: sum(service.engine.stats()[:2]) == 1)
+        ahead.cancel()
+        await assert_work_stops(service, service.num_steps)
+
+    run(body, delay=STEP, max_num_seqs=1 if queued else 4)
+
+
+def test_b050_normal_finishes_send_no_abort(monkeypatch: pytest.MonkeyPatch) -> None:
+    aborted: list[str] = []
+
+    async def body(service: HttpService) -> None:
+        abort = service.engine._link.abort
+        monkeypatch.setattr(service.engine._link, "abort", lambda i: (aborted.append(i), abort(i)))
+        requests = [{"prompt": "a", "max_tokens": 3, "stream": i % 2 == 0} for i in range(50)]
+        await asyncio.gather(*(service.client.post(COMPLETE, json=r) for r in requests))
+        assert aborted == [] and service.is_idle()
+
+    run(body)
+
+
+def test_clients_that_leave_at_random_moments_leave_nothing_behind(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def one(service: HttpService, index: int) -> None:
+        request = LONG | {"stream": index % 2 == 0, "n": 1 + index % 3}
+        call = asyncio.create_task(service.client.post(COMPLETE, json=request))
+        await asyncio.sleep((index * 37 % 100) / 1000)
+        call.cancel()
+
+    async def body(service: HttpService) -> None:
+        for start in range(0, 200, 20):
+            await asyncio.gather(*(one(service, start + i) for i in range(20)))
+        await until(service.is_idle)
+        assert await service.listeners.drain("over", 5)  # nobody is left inside the gate
+
+    with caplog.at_level(logging.WARNING):
+        run(body, delay=0.001)
+    assert not caplog.records
+
+
+def test_merged_streams_end_together() -> None:
+    """One that fails ends the others; so does a reader that stops."""
+    closed: list[int] = []
+
+    async def numbers(index: int, count: int) -> AsyncGenerator[int, None]:
+        try:
+            for number in range(count):
+                yield number
+                await asyncio.sleep(0)
+            raise ValueError("the first to end")
+        finally:
+            closed.append(index)
+
+    async def main() -> None:
+        counts = (3, 10**9, 10**9)
+        with pytest.raises(ValueError, match="the first to end"):
+            async for _ in merge([numbers(i, c) for i, c in enumerate(counts)]):  # type: ignore[misc]
+                pass
+        assert sorted(closed) == [0, 1, 2]
+        closed.clear()
+        async with aclosing(merge([numbers(i, 10**9) for i in range(3)])) as merged:  # type: ignore[misc]
+            seen = [await anext(merged) for _ in range(30)]
+        assert {index for index, _ in seen} == {0, 1, 2}
+        assert sorted(closed) == [0, 1, 2]
+
+    asyncio.run(main())
+
+
+def test_engine_that_dies_ends_answers_within_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("a secret of the machine")
+
+    async def body(service: HttpService) -> None:
+        whole = asyncio.create_task(service.client.post(COMPLETE, json=LONG))
+        request = LONG | {"stream": True}
+        async with service.client.stream("POST", COMPLETE, json=request) as response:
+            lines = response.aiter_lines()
+            await anext(lines)
+            monkeypatch.setattr(service.core, "step", fail)
+            async with asyncio.timeout(1):
+                last = [line async for line in lines if line][-1]
+                answer = await whole
+        # A stream that was cut off must not look like one that ended.
+        assert '"error"' in last and "[DONE]" not in last and "secret" not in last
+        assert answer.status_code == 503
+        assert (await service.client.post(COMPLETE, json=LONG)).status_code == 503
+        assert (await service.client.get("/ready")).status_code == 503
+        assert (await service.client.get("/health")).status_code == 200
+
+    run(body, delay=0.001)
