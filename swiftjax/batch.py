@@ -37,6 +37,7 @@ class SamplingBatch:
     repetition_penalty: Array  # [R] float32
     presence_penalty: Array  # [R] float32
     frequency_penalty: Array  # [R] float32
+    token_rows: Array  # [R] int32, row of the last tokens; NONE for padding
     count_rows: Array  # [R] int32, row of the token counts; NONE without penalties
     num_logprobs: Array  # [R] int32, how many most likely tokens are asked for
     processed: Array  # [R] int32, 1 where logprobs are of the processed scores
@@ -64,9 +65,13 @@ class Batch:
     context_lens 0, page_table 0 under the mask of context_lens, query_starts repeats its last
     value. `-1` is never used as an index. A step in which every sequence has exactly one new token
     has T == B (a decode bucket); every other bucket has T > B, so the shapes alone say which.
+
+    A token that was sampled but not read yet has a source: its sequence's row in the last tokens,
+    which stay on the device.
     """
 
     token_ids: Array  # [T] int32
+    token_sources: Array  # [T] int32, row of the last tokens to read instead; NONE: token_ids
     positions: Array  # [T] int32
     slot_mapping: Array  # [T] int32, page * S + offset
     query_starts: Array  # [B+1] int32, first token of each sequence
@@ -75,7 +80,7 @@ class Batch:
     page_table: Array  # [B M] int32
     sample_rows: Array  # [R] int32, index into T
     target_ids: Array  # [T] int32, prompt token to score from here; NONE where none is asked
-    sampling: SamplingBatch
+    sampling: Any  # SamplingBatch; None inside the model, which does not sample, like target_ids
     edits: TokenEdits | None  # None when no row has any; then nothing is sent
 
 
@@ -99,6 +104,7 @@ def empty_sampling(num_rows: int) -> SamplingBatch:
         repetition_penalty=np.ones(num_rows, np.float32),
         presence_penalty=np.zeros(num_rows, np.float32),
         frequency_penalty=np.zeros(num_rows, np.float32),
+        token_rows=np.full(num_rows, NONE, np.int32),
         count_rows=np.full(num_rows, NONE, np.int32),
         num_logprobs=np.zeros(num_rows, np.int32),
         processed=np.zeros(num_rows, np.int32),
@@ -121,6 +127,7 @@ def empty_batch(shape: BatchShape, num_slots: int, edits: TokenEdits | None = No
     tokens, seqs, pages = shape.num_tokens, shape.num_seqs, shape.max_pages
     return Batch(
         token_ids=np.zeros(tokens, np.int32),
+        token_sources=np.full(tokens, NONE, np.int32),
         positions=np.zeros(tokens, np.int32),
         slot_mapping=np.full(tokens, num_slots, np.int32),
         query_starts=np.zeros(seqs + 1, np.int32),

@@ -119,7 +119,9 @@ def build_core(
     scheduler = _make_scheduler(config, sizes, pool, model, str(path.resolve()))
     salt = _prefix_salt(model)
     tracer = Tracer(config.trace, scheduler, salt=salt) if config.trace else None
-    core = EngineCore(scheduler, runner, buckets, limits, observer=tracer)
+    # A CPU computes with the cores that the host would plan on, so it has nothing to gain.
+    overlaps = jax.default_backend() == "gpu" if config.overlap is None else config.overlap
+    core = EngineCore(scheduler, runner, buckets, limits, observer=tracer, overlaps=overlaps)
     logger.info("%s kernels; memory:\n%s", implementation, plan.table())
     swap_bytes = int(config.swap_space_gib * GIB)
     return BuiltCore(core, tokenizer, model, runner, buckets, plan, swap_bytes)

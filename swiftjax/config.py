@@ -115,6 +115,7 @@ class EngineConfig:
     prefix_cache: bool = True
     swap_space_gib: float = 4.0
     trace: str | None = None
+    overlap: bool | None = None
 
     def __post_init__(self) -> None:
         if not _is_number(self.gpu_memory_utilization) or not 0 < self.gpu_memory_utilization <= 1:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from swiftjax.batch import Batch, PageMoves, Sampled
+from swiftjax.batch import NONE, Batch, PageMoves, Sampled
 from swiftjax.config import SchedulerConfig
 from swiftjax.engine.batching import make_buckets
 from swiftjax.engine.core import EngineCore, EngineLimits
@@ -39,6 +39,7 @@ class FakeRunner:
         self.delay = delay  # seconds a step takes
         self.batches: list[Batch] = []
         self.swapped: set[str] = set()
+        self.last_tokens: dict[int, int] = {}  # by row, as on the device
 
     def dispatch(self, batch: Batch, moves: PageMoves) -> FakePending:
         """Compute at once; pages on the host are remembered by name."""
@@ -48,8 +49,21 @@ class FakeRunner:
             self.swapped.remove(name)
         self.batches.append(batch)
         time.sleep(self.delay)
-        last = batch.token_ids[batch.sample_rows]
-        return FakePending([int(t) for t in (last + 1) % self.vocab_size])
+        return FakePending(self._keep(batch, self._sample(batch, self._token_ids(batch))))
+
+    def _sample(self, batch: Batch, token_ids: np.ndarray) -> list[int]:
+        return [int(t) for t in (token_ids[batch.sample_rows] + 1) % self.vocab_size]
+
+    def _token_ids(self, batch: Batch) -> np.ndarray:
+        """The batch's tokens, those that the host has not read yet included."""
+        token_ids = batch.token_ids.copy()
+        for i in np.flatnonzero(batch.token_sources != NONE):
+            token_ids[i] = self.last_tokens[batch.token_sources[i]]
+        return token_ids
+
+    def _keep(self, batch: Batch, tokens: list[int]) -> list[int]:
+        self.last_tokens |= dict(zip(batch.sampling.token_rows.tolist(), tokens, strict=True))
+        return tokens
 
     def load_counts(self, row: int, counts: np.ndarray) -> None:
         """Ignored: these tokens depend on nothing but the last one."""
@@ -73,6 +87,7 @@ def make_fake_core(
     runner: FakeRunner | None = None,
     delay: float = 0.0,
     clock: Callable[[], float] = time.monotonic,
+    overlaps: bool = False,
 ) -> EngineCore:
     """An EngineCore over a FakeRunner."""
     config = SchedulerConfig(
@@ -98,6 +113,7 @@ def make_fake_core(
         buckets,
         EngineLimits(vocab_size, max_model_len, eos_token_ids),
         clock,
+        overlaps=overlaps,
     )
 
 
@@ -119,23 +135,26 @@ class ContextRunner(FakeRunner):
         self.host: dict[str, np.ndarray] = {}
 
     def dispatch(self, batch: Batch, moves: PageMoves) -> FakePending:
-        """Move pages, write the new tokens to their slots, read the contexts back."""
-        super().dispatch(batch, moves)
+        """Move pages, then compute."""
         self.host |= {m.request_id: self.cache[list(m.page_ids)] for m in moves.out}
         for move in moves.back:
             self.cache[list(move.page_ids)] = self.host.pop(move.request_id)
         self.cache[[c.target for c in moves.copies]] = self.cache[[c.source for c in moves.copies]]
         for name in moves.drop:
             del self.host[name]
+        return super().dispatch(batch, moves)
+
+    def _sample(self, batch: Batch, token_ids: np.ndarray) -> list[int]:
+        """Write the new tokens to their slots and read the contexts back."""
         flat, num_slots = self.cache.reshape(-1), self.cache.size
         live = batch.slot_mapping < num_slots
-        flat[batch.slot_mapping[live]] = batch.token_ids[live]
+        flat[batch.slot_mapping[live]] = token_ids[live]
         owner = np.searchsorted(batch.query_starts[1:], batch.sample_rows, side="right")
         tokens = []
         for i in np.minimum(owner, len(batch.context_lens) - 1):
             context = self.cache[batch.page_table[i]].reshape(-1)[: batch.context_lens[i]]
             tokens.append(context_hash(context.tolist(), self.vocab_size))
-        return FakePending(tokens)
+        return tokens
 
 
 def context_hash(tokens: list[int], vocab_size: int) -> int:

@@ -17,7 +17,7 @@ from swiftjax.engine.request import GenerationConfig, Request
 from swiftjax.engine.rows import RowTable
 from swiftjax.engine.scheduler import Plan, Scheduler
 from swiftjax.model.kv_cache import KVCache, make_kv_cache
-from swiftjax.model.runner import StepModel
+from swiftjax.model.step_model import StepModel
 
 
 def forward_logits(

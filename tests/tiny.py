@@ -83,6 +83,7 @@ def tiny_core(
     max_num_batched_tokens: int = 64,
     prefix_cache: bool = True,
     costs: PreemptionCosts | None = None,
+    overlaps: bool = False,
 ) -> EngineCore:
     """A real engine core over the tiny model."""
     max_pages = -(-max_model_len // page_size)
@@ -102,4 +103,5 @@ def tiny_core(
         warm_runner(num_pages, page_size, max_model_len, max_num_seqs),
         buckets,
         EngineLimits(TINY.vocab_size, max_model_len, ()),
+        overlaps=overlaps,
     )

@@ -17,7 +17,7 @@ from swiftjax.batch import (
     empty_batch,
     empty_edits,
 )
-from swiftjax.engine.plan import Plan
+from swiftjax.engine.plan import Plan, Work
 from swiftjax.engine.results import scores_of
 from swiftjax.engine.rows import RowTable
 
@@ -104,12 +104,22 @@ def _fill_tokens(
     batch.positions[:num_tokens] = positions
     batch.slot_mapping[:num_tokens] = pages * page_size + positions % page_size
     batch.token_ids[:num_tokens] = np.fromiter(_new_tokens(plan), np.int32, num_tokens)
+    unread = (i for i, work in enumerate(plan.work) if _ends_unread(work))
+    for i in unread:
+        batch.token_sources[ends[i] - 1] = plan.work[i].sequence.row
+
+
+def _ends_unread(work: Work) -> bool:
+    """Whether the last token of a share was sampled by a step that was not read yet."""
+    return work.start + work.num_new > len(work.sequence.token_ids)
 
 
 def _new_tokens(plan: Plan) -> Iterator[int]:
     for work in plan.work:
         tokens = work.sequence.token_ids
-        if work.num_new == 1:
+        if _ends_unread(work):
+            yield 0  # the device knows it
+        elif work.num_new == 1:
             yield tokens[work.start]
         else:
             yield from tokens[work.start : work.start + work.num_new]

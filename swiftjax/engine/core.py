@@ -44,6 +44,13 @@ class Runner(Protocol):
         ...
 
 
+class InFlight(NamedTuple):
+    """A step that runs, or has run and was not read yet."""
+
+    plan: Plan
+    pending: PendingTokens
+
+
 class EngineLimits(NamedTuple):
     """What a request is checked against at the door."""
 
@@ -72,7 +79,10 @@ class EngineCore:
         limits: EngineLimits,
         clock: Callable[[], float] = time.monotonic,
         observer: Observer | None = None,
+        *,
+        overlaps: bool = False,
     ) -> None:
+        """With `overlaps`, a step is dispatched before the one before it is read."""
         self.scheduler = scheduler
         self.limits = limits
         self._runner = runner
@@ -80,6 +90,8 @@ class EngineCore:
         self._clock = clock
         self._observer = observer or Nobody()
         self._choices = ChoiceTable()
+        self._overlaps = overlaps
+        self._in_flight: InFlight | None = None
 
     def submit(self, request: Request) -> None:
         """Queue a request with all its choices; raises InvalidRequestError or QueueFullError."""
@@ -129,31 +141,48 @@ class EngineCore:
                 self._choices.forget(choice.request_id)
 
     def step(self) -> list[StepOutput]:
-        """Schedule, run, read, update."""
-        return [self._choices.join(output) for output in self._step()]
+        """Run the loop that this core was built for once; what there is to tell."""
+        outputs = self._step_overlapped() if self._overlaps else self._step_plain()
+        return [self._choices.join(output) for output in outputs]
 
-    def _step(self) -> list[StepOutput]:
+    def _step_plain(self) -> list[StepOutput]:
+        """Schedule, run, read, update."""
+        plan = self._plan()
+        return self._read(self._dispatch(plan) if plan.work else None)
+
+    def _step_overlapped(self) -> list[StepOutput]:
+        """Dispatch the next step, then read the last one; unread tokens stay on the device."""
+        last, self._in_flight = self._in_flight, None
+        plan = self._plan(in_flight=last is not None)
+        if plan.work:
+            self._in_flight = self._dispatch(plan)
+        return self._read(last)
+
+    def _plan(self, *, in_flight: bool = False) -> Plan:
         now = self._clock()
-        plan = self.scheduler.schedule(now)
+        plan = self.scheduler.schedule(now, in_flight=in_flight)
         self._observer.planned(plan, now)
-        if not plan.work:
-            outputs = self.scheduler.take_ended()
-            self._observer.read(None, outputs)
-            return outputs
+        return plan
+
+    def _dispatch(self, plan: Plan) -> InFlight:
         self._load_counts(plan)
         pool = self.scheduler.pool
-        num_slots = pool.num_pages * pool.page_size
         batch = make_batch(
             plan,
             self.scheduler.rows,
             self._buckets,
             page_size=pool.page_size,
-            num_slots=num_slots,
+            num_slots=pool.num_pages * pool.page_size,
         )
-        num_rows = sum(work.samples for work in plan.work)
-        sampled = self._runner.dispatch(batch, plan.moves).wait(num_rows)
-        outputs = self.scheduler.update(plan, sampled)
-        self._observer.read(plan, outputs)
+        return InFlight(plan, self._runner.dispatch(batch, plan.moves))
+
+    def _read(self, step: InFlight | None) -> list[StepOutput]:
+        if step is None:
+            outputs = self.scheduler.take_ended()
+        else:
+            num_rows = sum(work.samples for work in step.plan.work)
+            outputs = self.scheduler.update(step.plan, step.pending.wait(num_rows))
+        self._observer.read(step and step.plan, outputs)
         return outputs
 
     def _load_counts(self, plan: Plan) -> None:
@@ -165,10 +194,12 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether any request is left, be it one that only waits (`seconds_to_work`)."""
-        return self.scheduler.has_work
+        return self.scheduler.has_work or self._in_flight is not None
 
     def seconds_to_work(self) -> float:
         """How long `step` would have nothing to do; infinity if that is up to the callers."""
+        if self._in_flight is not None:
+            return 0.0
         return max(0.0, self.scheduler.next_work_time() - self._clock())
 
     def stats(self) -> CoreStats:

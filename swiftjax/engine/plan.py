@@ -26,8 +26,9 @@ class Plan(NamedTuple):
 class PlanDraft:
     """A plan while the scheduler fills it; `budget` is what is left of the step's tokens."""
 
-    def __init__(self, budget: int) -> None:
+    def __init__(self, budget: int, *, in_flight: bool = False) -> None:
         self.budget = budget
+        self.in_flight = in_flight  # whether the step before is still to be read
         self.work: list[Work] = []
         self.admitted: list[Sequence] = []
         self.out: list[PageMove] = []
@@ -38,8 +39,10 @@ class PlanDraft:
     def add(self, sequence: Sequence, num_new: int) -> None:
         """Compute the next `num_new` tokens of a sequence."""
         start = sequence.computed_len
-        sequence.computed_len = end = start + num_new
-        self.work.append(Work(sequence, start, num_new, end == len(sequence.token_ids)))
+        sequence.computed_len = start + num_new
+        samples = sequence.num_uncomputed == 0
+        sequence.num_unread += samples
+        self.work.append(Work(sequence, start, num_new, samples))
         self._starts[sequence.order] = start
         self.budget -= num_new
 

@@ -39,7 +39,7 @@ def make_output(
 ) -> StepOutput:
     """What a client is told of one sampled row, whose token is already the sequence's last."""
     request = sequence.request
-    is_first = sequence.total_len == sequence.prompt_len + 1
+    is_first = sequence.num_output == 1
     prompt = _prompt_logprobs(sequence) if is_first else None
     if request.generation.max_new_tokens == 0:
         return StepOutput(request.request_id, (), (), "length", prompt=prompt)

@@ -49,6 +49,7 @@ def _write_sampling(sampling: SamplingBatch, row: int, request: Request) -> None
     config = request.generation
     for name in _SAME_NAMED:
         getattr(sampling, name)[row] = getattr(config, name)
+    sampling.token_rows[row] = row
     sampling.count_rows[row] = row if has_penalties(config) else NONE
     sampling.num_logprobs[row] = config.logprobs or 0
     sampling.processed[row] = config.logprobs_mode == "processed"

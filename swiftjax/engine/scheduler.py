@@ -66,6 +66,7 @@ class Scheduler:
         self._host_pages_used = 0
         self._num_submitted = 0
         self._preempt_asked = False
+        self._must_read = False  # a running sequence lacked pages while a step was in flight
 
     @property
     def num_running(self) -> int:
@@ -173,20 +174,28 @@ class Scheduler:
         """
         self._preempt_asked = True
 
-    def schedule(self, now: float) -> Plan:
-        """Plan the next step and take its pages; `now` is compared with the deadlines."""
+    def schedule(self, now: float, *, in_flight: bool = False) -> Plan:
+        """Plan the next step and take its pages; `now` is compared with the deadlines.
+
+        While a step is `in_flight`, its tokens are still unread and nobody is preempted: the plan
+        is empty when that is needed, and the caller reads before it asks again.
+        """
         self._expire(now)
-        draft = PlanDraft(self.config.max_num_batched_tokens)
-        for sequence in [self._running[i] for i in self._paused if i in self._running]:
+        draft = PlanDraft(self.config.max_num_batched_tokens, in_flight=in_flight)
+        paused = [self._running[i] for i in self._paused if i in self._running]
+        if in_flight and (self._must_read or self._preempt_asked or paused):
+            return draft.finish([])
+        for sequence in paused:
             # Not swapped: that is for those who are back soon, and there may be no step to do it.
             self._preempt(draft, sequence, may_swap=False)
-        num_preemptions = self.num_preemptions
+        num_preemptions, self._must_read = self.num_preemptions, False
         if self._preempt_asked and len(self._running) > 1:
             self._preempt(draft, self._victim(list(self._running.values())))
         self._preempt_asked = False
         self._plan_running(draft)
-        # Whoever was just preempted must not lose its pages to a newcomer, or come straight back.
-        if self.num_preemptions == num_preemptions:
+        # Whoever was just preempted, or waits for pages, must not lose them to a newcomer, nor
+        # come straight back.
+        if self.num_preemptions == num_preemptions and not self._must_read:
             self._plan_comebacks(draft)
             if self._preempted.keys() <= self._paused.keys() and self._plan_forks(draft):
                 self._plan_newcomers(draft, now)
@@ -204,6 +213,9 @@ class Scheduler:
         outputs = self.take_ended()
         take_prompt_scores(plan, sampled)
         for row, sequence in enumerate(w.sequence for w in plan.work if w.samples):
+            sequence.num_unread -= 1
+            if sequence.state == "finished":  # while this step was under way
+                continue
             sequence.token_ids.append(sampled.token_ids[row])
             reason = sequence.finish_reason()
             outputs.append(make_output(sequence, sampled, row, reason))
@@ -317,6 +329,7 @@ class Scheduler:
             self.pool.release(cached)
             return False
         sequence.page_ids = cached
+        sequence.num_published = len(cached)
         sequence.computed_len = len(cached) * size
         if sequence.num_cached is None:
             sequence.num_cached = sequence.computed_len
@@ -329,7 +342,7 @@ class Scheduler:
             return False
         draft.back.append(PageMove(sequence.request.request_id, tuple(pages)))
         self._host_pages_used -= sequence.num_swapped
-        sequence.num_swapped = 0
+        sequence.num_swapped = sequence.num_published = 0
         sequence.page_ids = pages
         self._run(draft, sequence)
         return True
@@ -346,8 +359,10 @@ class Scheduler:
 
     def _add(self, draft: PlanDraft, sequence: Sequence) -> None:
         """Plan as many tokens of a running sequence as the budget and the pages allow."""
+        if sequence.is_full_length or (sequence.num_unread and sequence.rules is not None):
+            return  # nothing is left to do, or what may follow hangs on a token not read yet
         start = sequence.computed_len
-        num_new = min(len(sequence.token_ids) - start, draft.budget)
+        num_new = min(sequence.num_uncomputed, draft.budget)
         if num_new <= 0:
             return
         missing = self.pool.pages_for(start + num_new) - len(sequence.page_ids)
@@ -355,12 +370,14 @@ class Scheduler:
             return
         draft.add(sequence, num_new)
         self._served.charge(sequence.request.options.client_id, num_new)
-        if sequence.computed_len // self.pool.page_size > start // self.pool.page_size:
-            self._publish(sequence, start // self.pool.page_size)
+        self._publish(sequence)
 
     def _take_pages(self, draft: PlanDraft, sequence: Sequence, count: int) -> bool:
         """Give a sequence more pages, at the cost of others if need be; False if it must wait."""
         while (pages := self.pool.allocate(count)) is None:
+            if draft.in_flight:
+                self._must_read = True
+                return False
             candidates = [s for s in self._running.values() if not draft.is_planned(s)]
             victim = self._victim(candidates)
             if victim is sequence and draft.work:
@@ -387,11 +404,16 @@ class Scheduler:
         self._stop_running(sequence)
         self._preempted[request_id] = sequence
 
-    def _publish(self, sequence: Sequence, first: int) -> None:
+    def _publish(self, sequence: Sequence) -> None:
         """Let others find the pages that are full now; they are written before anyone reads."""
+        num_known = min(sequence.computed_len, len(sequence.token_ids))
+        first, num_full = sequence.num_published, num_known // self.pool.page_size
+        if num_full == first:
+            return
+        sequence.num_published = num_full
         if self._may_reuse(sequence):
             self._keys.extend(sequence.page_keys, sequence.token_ids, self._salt(sequence.request))
-            for i in range(first, sequence.computed_len // self.pool.page_size):
+            for i in range(first, num_full):
                 self.pool.publish(sequence.page_ids[i], sequence.page_keys[i])
 
     def _may_reuse(self, sequence: Sequence) -> bool:

@@ -20,7 +20,9 @@ class Sequence:
     __slots__ = (
         "computed_len",
         "num_cached",
+        "num_published",
         "num_swapped",
+        "num_unread",
         "order",
         "page_ids",
         "page_keys",
@@ -43,7 +45,9 @@ class Sequence:
         self.computed_len = 0
         # Prompt tokens found in the prefix cache when it first started.
         self.num_cached: int | None = None
+        self.num_published = 0  # full pages, from the first, that others can find
         self.num_swapped = 0  # pages of it that lie on the host
+        self.num_unread = 0  # tokens sampled by steps that were not read yet
         self.row = -1  # its row in the RowTable while it runs
         self.state: SequenceState = "waiting"
 
@@ -53,14 +57,24 @@ class Sequence:
         return len(self.request.prompt_token_ids)
 
     @property
+    def num_output(self) -> int:
+        """Output tokens that were read."""
+        return len(self.token_ids) - self.prompt_len
+
+    @property
     def total_len(self) -> int:
-        """Prompt plus output tokens so far."""
-        return len(self.token_ids)
+        """Prompt plus output tokens so far, those not read yet included."""
+        return len(self.token_ids) + self.num_unread
 
     @property
     def num_uncomputed(self) -> int:
         """Tokens whose keys and values are not in the cache yet; 1 for a decode."""
-        return len(self.token_ids) - self.computed_len
+        return len(self.token_ids) + self.num_unread - self.computed_len
+
+    @property
+    def is_full_length(self) -> bool:
+        """Whether its last token was sampled, read or not: nothing is left to compute."""
+        return self.total_len - self.prompt_len >= self.request.max_new_tokens
 
     @property
     def max_cached_len(self) -> int:
@@ -77,6 +91,6 @@ class Sequence:
         """Whether the newest token ends the answer."""
         if self.token_ids[-1] in self.request.stop_token_ids:
             return "stop"
-        if len(self.token_ids) - self.prompt_len >= self.request.max_new_tokens:
+        if self.num_output >= self.request.max_new_tokens:
             return "length"
         return None

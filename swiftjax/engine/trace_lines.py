@@ -163,7 +163,7 @@ class LineMaker:
         sequence = self._sequences.pop(request_id, None)
         output_len = 0
         if sequence is not None:
-            output_len = sequence.total_len - sequence.prompt_len
+            output_len = sequence.num_output
             self._keys.extend(keys, sequence.token_ids, self._salt(request))
         return _line(
             kind="finish",

@@ -1,10 +1,11 @@
-"""Runs steps: owns the weights, the donated KV cache and one compiled program per batch shape.
+"""Runs steps: owns the weights, the state on the device and one compiled program per batch shape.
 
-A step is a pure function of (params, kv_cache, token counts, packed batch, edits). The module
-structure is split off once and closed over, because calling through `nnx.jit` costs 80 times more
-per call than a flat tuple of arrays. Knows nothing of requests; called by the engine core.
+A step is a forward pass, a pure function of (params, kv_cache, last tokens, packed batch), and a
+sampler. Everything is dispatched without waiting, so the next step can follow before this one is
+read. Knows nothing of requests; called by the engine core.
 """
 
+import functools
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,104 +13,69 @@ from concurrent.futures import ThreadPoolExecutor
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
-from jaxtyping import Array, Int, UInt16
+from jaxtyping import Array, UInt16
 
 from swiftjax import kernels
-from swiftjax.batch import (
-    Batch,
-    BatchShape,
-    PageMoves,
-    TokenEdits,
-    empty_batch,
-    empty_edits,
-)
+from swiftjax.batch import NONE, Batch, BatchShape, PageMoves, TokenEdits, empty_batch, empty_edits
 from swiftjax.config import ModelConfig
-from swiftjax.model.kv_cache import KVCache, make_kv_cache
+from swiftjax.model.kv_cache import make_kv_cache
 from swiftjax.model.kv_swap import KVSwap
-from swiftjax.model.llama import Llama
-from swiftjax.model.logprobs import score_prompt
-from swiftjax.model.packing import pack, packed_size, unpack
-from swiftjax.model.penalties import Counts, count_sampled, empty_counts
-from swiftjax.model.rope import RopeTable, make_rope_table
-from swiftjax.model.sampling import sample
-from swiftjax.model.step_results import DeviceTokens, StepResult, as_bits
+from swiftjax.model.packing import pack
+from swiftjax.model.penalties import empty_counts
+from swiftjax.model.programs import SAMPLERS, Programs, State, choose_sampler
+from swiftjax.model.step_model import StepModel
+from swiftjax.model.step_results import DeviceTokens
 
 NO_MOVES = PageMoves()
-
-
-class StepModel:
-    """The model as a pure function of a flat tuple of arrays."""
-
-    def __init__(
-        self,
-        config: ModelConfig,
-        params: dict[str, Array],
-        *,
-        max_model_len: int,
-        implementation: kernels.Implementation,
-    ) -> None:
-        dtype = jnp.dtype(config.dtype or "float32")
-        model = nnx.eval_shape(lambda: Llama(config, dtype=dtype, rngs=nnx.Rngs(0)))
-        self._graphdef, state = nnx.split(model)
-        paths = [path for path, _ in nnx.to_flat_state(state)]
-        names = [".".join(map(str, path)) for path in paths]
-        table = make_rope_table(config.rope, config.head_dim, max_model_len)
-        leaves, self._treedef = jax.tree.flatten(state)
-        assert len(leaves) == len(names) == len(params)
-        self.params: tuple[Array, ...] = (
-            *(params[name] for name in names),
-            *map(jnp.asarray, table),
-        )
-        self._num_weights = len(names)
-        self._implementation: kernels.Implementation = implementation
-
-    def forward(
-        self, params: tuple[Array, ...], kv_cache: KVCache, batch: Batch
-    ) -> tuple[Llama, Array, KVCache]:
-        """Run all layers; returns the merged model too, for its head."""
-        weights, table = params[: self._num_weights], RopeTable(*params[self._num_weights :])
-        model = nnx.merge(self._graphdef, jax.tree.unflatten(self._treedef, weights))
-        hidden, kv_cache = model(batch, kv_cache, table, self._implementation)
-        return model, hidden, kv_cache
 
 
 class ModelRunner:
     """Compiles, warms up and dispatches steps."""
 
-    def __init__(self, model: StepModel, kv_cache: KVCache, counts: Counts) -> None:
+    def __init__(self, model: StepModel, state: State) -> None:
         self._model = model
-        self._kv_cache = kv_cache
-        self._counts = counts
-        self._compiled: dict[BatchShape, jax.stages.Compiled] = {}
+        self._state = state
+        self._programs = Programs(model, state)
         self._swap: KVSwap | None = None
-        pages = kv_cache.keys[0]
+        pages = state.kv_cache.keys[0]
         self._num_slots = pages.shape[0] * pages.shape[2]
         self._no_edits: dict[int, TokenEdits] = {}  # on the device, by number of rows
         set_row = jax.jit(lambda counts, row, values: counts.at[row].set(values), donate_argnums=0)
-        values = jax.ShapeDtypeStruct(counts.shape[1:], counts.dtype)
+        values = jax.ShapeDtypeStruct(state.counts.shape[1:], state.counts.dtype)
         row = jax.ShapeDtypeStruct((), jnp.int32)
-        self._set_counts = set_row.lower(counts, row, values).compile()
+        self._set_counts = set_row.lower(state.counts, row, values).compile()
 
     @property
     def num_compiles(self) -> int:
         """Programs compiled so far; constant once warm."""
-        return len(self._compiled)
+        return self._programs.count
 
     def warm_up(
         self, shapes: Iterable[BatchShape], progress: Callable[[int, int], None] | None = None
     ) -> float:
-        """Compile every shape and the page moves, in threads; returns the seconds it took.
+        """Compile all that steps of these shapes need, page moves too; returns the seconds taken.
 
-        `progress` is called with (done, total) after each.
+        `progress` is called with (done, total) after each program.
         """
-        start, todo = time.monotonic(), list(shapes)
+        start, todo = time.monotonic(), self._all_programs(list(shapes))
         self._swapper()
         with ThreadPoolExecutor(max_workers=4) as pool:
-            for done, _ in enumerate(pool.map(self._compile, todo), start=1):
+            for done, _ in enumerate(pool.map(lambda compile: compile(), todo), start=1):
                 if progress is not None:
                     progress(done, len(todo))
         return time.monotonic() - start
+
+    def _all_programs(self, shapes: list[BatchShape]) -> list[Callable[[], jax.stages.Compiled]]:
+        get = self._programs
+        row_counts = sorted({shape.num_seqs for shape in shapes})
+        lengths = sorted({s.num_tokens for s in shapes if s.num_tokens > s.num_seqs})
+        # The longest to compile first, so that no thread is left alone with one at the end.
+        forwards = sorted(shapes, key=lambda shape: -shape.num_tokens)
+        return [
+            *(functools.partial(get.forward, shape) for shape in forwards),
+            *(functools.partial(get.sampler, n, kind) for n in row_counts for kind in SAMPLERS),
+            *(functools.partial(get.scorer, length) for length in lengths),
+        ]
 
     def measure(self, shape: BatchShape) -> tuple[float, float]:
         """Seconds to move one page one way, and to compute one prompt token in a full step.
@@ -121,76 +87,65 @@ class ModelRunner:
         start = time.monotonic()
         self.dispatch(batch).wait(0)
         per_token = (time.monotonic() - start) / shape.num_tokens
-        return self._swapper().seconds_per_page(self._kv_cache), per_token
+        return self._swapper().seconds_per_page(self._state.kv_cache), per_token
 
     def dispatch(self, batch: Batch, moves: PageMoves = NO_MOVES) -> DeviceTokens:
         """Move pages and start one step, without waiting for either.
 
         Compiles what has not been compiled yet.
         """
+        kv_cache, last_tokens, counts = self._state
         if moves != NO_MOVES:
-            self._kv_cache = self._swapper().apply(self._kv_cache, moves)
+            kv_cache = self._swapper().apply(kv_cache, moves)
         shape = BatchShape(
             num_tokens=len(batch.token_ids),
             num_seqs=len(batch.context_lens),
             max_pages=batch.page_table.shape[1],
         )
-        step = self._compiled.get(shape) or self._compile(shape)
-        edits = self._no_edits[shape.num_seqs] if batch.edits is None else batch.edits
-        result, self._kv_cache, self._counts = step(
-            self._model.params, self._kv_cache, self._counts, pack(batch), edits
+        packed = pack(batch)
+        logits, hidden, kv_cache = self._programs.forward(shape)(
+            self._model.params, kv_cache, last_tokens, packed.step
         )
-        return DeviceTokens(result, batch)
+        kind, top = choose_sampler(batch), None
+        sampler = self._programs.sampler(shape.num_seqs, kind)
+        if kind == "full":
+            edits = self._edits_of(batch)
+            tokens, top, last_tokens, counts = sampler(
+                logits, last_tokens, packed.sampling, counts, edits
+            )
+        else:
+            tokens, last_tokens = sampler(logits, last_tokens, packed.sampling)
+        self._state = State(kv_cache, last_tokens, counts)
+        has_top = bool(batch.sampling.num_logprobs.any())
+        return DeviceTokens(tokens, top if has_top else None, self._score(batch, hidden))
+
+    def _edits_of(self, batch: Batch) -> TokenEdits:
+        if batch.edits is not None:
+            return batch.edits
+        num_rows = len(batch.context_lens)
+        if num_rows not in self._no_edits:
+            self._no_edits[num_rows] = jax.device_put(empty_edits(num_rows))
+        return self._no_edits[num_rows]
+
+    def _score(self, batch: Batch, hidden: Array | None) -> Array | None:
+        if hidden is None or not (batch.target_ids != NONE).any():
+            return None
+        scorer = self._programs.scorer(len(batch.token_ids))
+        return scorer(self._model.params, hidden, batch.target_ids)
 
     def load_counts(self, row: int, counts: UInt16[np.ndarray, " V"]) -> None:
         """Replace one row of the token counts before the next step."""
-        self._counts = self._set_counts(self._counts, np.int32(row), counts)
+        counts = self._set_counts(self._state.counts, np.int32(row), counts)
+        self._state = self._state._replace(counts=counts)
 
     def _swapper(self) -> KVSwap:
         if self._swap is None:
-            self._swap = KVSwap(self._kv_cache)
+            self._swap = KVSwap(self._state.kv_cache)
         return self._swap
 
-    def _compile(self, shape: BatchShape) -> jax.stages.Compiled:
-        lowered = self.lower(shape)
-        if shape.num_seqs not in self._no_edits:
-            self._no_edits[shape.num_seqs] = jax.device_put(empty_edits(shape.num_seqs))
-        self._compiled[shape] = compiled = lowered.compile()
-        return compiled
-
     def lower(self, shape: BatchShape) -> jax.stages.Lowered:
-        """The step of one shape, traced but not compiled: what `plan` and the tests look into."""
-
-        scores_prompt = shape.num_tokens > shape.num_seqs
-
-        def step(
-            params: tuple[Array, ...],
-            kv_cache: KVCache,
-            counts: Counts,
-            packed: Int[Array, " words"],
-            edits: TokenEdits,
-        ) -> tuple[StepResult, KVCache, Counts]:
-            batch = unpack(packed, shape)
-            model, hidden, kv_cache = self._model.forward(params, kv_cache, batch)
-            logits = model.logits(hidden[batch.sample_rows])
-            with jax.named_scope("sample"):
-                token_ids, scores = sample(logits, batch.sampling, edits, counts)
-                counts = count_sampled(counts, batch.sampling.count_rows, token_ids)
-            logprobs, *top = as_bits(scores)
-            prompt = None
-            if scores_prompt:
-                with jax.named_scope("score_prompt"):
-                    scores = score_prompt(model.logits, hidden, batch.target_ids)
-                logprob, *alternatives = as_bits(scores)
-                prompt = jnp.concatenate([logprob[:, None], *alternatives], axis=1)
-            tokens = jnp.stack([token_ids, logprobs])
-            result = StepResult(tokens, jnp.concatenate(top, axis=1), prompt)
-            return result, kv_cache, counts
-
-        packed = jax.ShapeDtypeStruct((packed_size(shape),), jnp.int32)
-        edits = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, empty_edits(shape.num_seqs)))
-        args = (self._model.params, self._kv_cache, self._counts, packed, edits)
-        return jax.jit(step, donate_argnums=(1, 2)).lower(*args)
+        """The forward pass of one shape, traced but not compiled: for `plan` and the tests."""
+        return self._programs.lower_forward(shape)
 
 
 def make_runner(
@@ -207,4 +162,7 @@ def make_runner(
     model = StepModel(config, params, max_model_len=max_model_len, implementation=implementation)
     dtype = jnp.dtype(config.dtype or "float32")
     cache = make_kv_cache(config, num_pages=num_pages, page_size=page_size, dtype=dtype)
-    return ModelRunner(model, cache, empty_counts(max_num_seqs, config.vocab_size))
+    last_tokens = jnp.zeros(max_num_seqs, jnp.int32)
+    return ModelRunner(
+        model, State(cache, last_tokens, empty_counts(max_num_seqs, config.vocab_size))
+    )

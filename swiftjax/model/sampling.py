@@ -24,22 +24,26 @@ class SampledTokens(NamedTuple):
     scores: TokenScores  # of R rows
 
 
-def sample(
-    logits: Float[Array, "R V"], sampling: SamplingBatch, edits: TokenEdits, counts: Counts
-) -> SampledTokens:
-    """Choose one token per row; the log-probabilities are raw except where processed are asked.
+def greedy(logits: Float[Array, "R V"]) -> SampledTokens:
+    """The most likely token of every row, with its raw log-probability and no alternatives."""
+    return _with_raw_logprobs(logits, jnp.argmax(logits, axis=-1).astype(jnp.int32))
 
-    Processed ones are of the scores after penalties, edits and temperature, before the filters.
+
+def draw(logits: Float[Array, "R V"], sampling: SamplingBatch) -> SampledTokens:
+    """A draw from the whole distribution at each row's temperature; greedy rows may be among them.
+
+    Scores as from `greedy`. What `sample` gives when nothing but temperatures is set.
     """
+    is_random = sampling.temperature > 0.0
+    scaled = logits / jnp.where(is_random, sampling.temperature, 1.0)[:, None]
+    drawn = jnp.argmax(_add_noise(scaled, sampling), axis=-1)
+    best = jnp.argmax(logits, axis=-1)
+    return _with_raw_logprobs(logits, jnp.where(is_random, drawn, best).astype(jnp.int32))
 
-    def greedy() -> SampledTokens:
-        token_ids = jnp.argmax(logits, axis=-1).astype(jnp.int32)
-        scores = no_scores(logits.shape[0])
-        return SampledTokens(token_ids, scores._replace(logprobs=token_logprobs(logits, token_ids)))
 
-    # Everything else costs passes over the whole vocabulary, worth skipping when all are greedy.
-    is_plain = ~(_has_edits(edits) | _has_wishes(sampling))
-    return lax.cond(is_plain, greedy, lambda: _sample(logits, sampling, edits, counts))
+def _with_raw_logprobs(logits: Float[Array, "R V"], token_ids: Int[Array, " R"]) -> SampledTokens:
+    scores = no_scores(logits.shape[0])
+    return SampledTokens(token_ids, scores._replace(logprobs=token_logprobs(logits, token_ids)))
 
 
 def _has_edits(edits: TokenEdits) -> Bool[Array, ""]:
@@ -52,14 +56,13 @@ def _has_penalties(sampling: SamplingBatch) -> Bool[Array, ""]:
     return jnp.any(changes | (sampling.repetition_penalty != 1.0))
 
 
-def _has_wishes(sampling: SamplingBatch) -> Bool[Array, ""]:
-    reports = (sampling.num_logprobs > 0) | (sampling.processed > 0)
-    return _has_penalties(sampling) | jnp.any(reports | (sampling.temperature > 0.0))
-
-
-def _sample(
+def sample(
     logits: Float[Array, "R V"], sampling: SamplingBatch, edits: TokenEdits, counts: Counts
 ) -> SampledTokens:
+    """Choose one token per row; the log-probabilities are raw except where processed are asked.
+
+    Processed ones are of the scores after penalties, edits and temperature, before the filters.
+    """
     changed = lax.cond(
         _has_penalties(sampling),
         lambda: apply_penalties(logits, counts, sampling),
@@ -86,12 +89,16 @@ def _sample(
 
 def _draw(scaled: Float[Array, "R V"], sampling: SamplingBatch) -> Int[Array, " R"]:
     """Gumbel-max: argmax(logits / T + noise) over the kept tokens is a draw from the softmax."""
-    noisy = scaled + _gumbel_noise(sampling.seeds, sampling.sample_positions, scaled.shape[1])
+    noisy = _add_noise(scaled, sampling)
     return lax.cond(
         has_filters(sampling),
         lambda: _argmax_kept(scaled, noisy, sampling),
         lambda: jnp.argmax(noisy, axis=-1).astype(jnp.int32),
     )
+
+
+def _add_noise(scaled: Float[Array, "R V"], sampling: SamplingBatch) -> Float[Array, "R V"]:
+    return scaled + _gumbel_noise(sampling.seeds, sampling.sample_positions, scaled.shape[1])
 
 
 def _argmax_kept(

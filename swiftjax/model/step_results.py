@@ -1,37 +1,28 @@
 """What a step leaves on the device, and how the host reads it: only what its batch asked for.
 
-Written by the compiled step of `runner.py`; waited for by the engine core.
+Written by the programs of a step; waited for by the engine core.
 """
-
-from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxtyping import Array
 
-from swiftjax.batch import NONE, NUM_TOP, Batch, Sampled, Scores
+from swiftjax.batch import NUM_TOP, Sampled, Scores
 from swiftjax.model.logprobs import TokenScores
 
 
-class StepResult(NamedTuple):
-    """What a step leaves on the device for the host; floats travel as their bits."""
-
-    tokens: Array  # [2 R] int32: token ids, log-probabilities
-    top: Array  # [R 2 * NUM_TOP] int32: ids, log-probabilities
-    prompt: Array | None  # [T 1 + 2 * NUM_TOP] int32; None in a decode bucket
-
-
 class DeviceTokens:
-    """The results of a step that may still be running; fetches what its batch asked for."""
+    """The results of a step that may still be running, on their way to the host."""
 
-    def __init__(self, result: StepResult, batch: Batch) -> None:
-        self._tokens = result.tokens
-        has_top = bool(batch.sampling.num_logprobs.any())
-        has_targets = bool((batch.target_ids != NONE).any())
-        self._top = result.top if has_top else None
-        self._prompt = result.prompt if has_targets else None
-        for array in (self._tokens, self._top, self._prompt):
+    def __init__(self, tokens: Array, top: Array | None, prompt: Array | None) -> None:
+        """Floats travel as their bits.
+
+        tokens [2 R] int32: token ids, log-probabilities. top [R 2 * NUM_TOP] int32: ids,
+        log-probabilities. prompt [T 1 + 2 * NUM_TOP] int32. None: nobody asked.
+        """
+        self._tokens, self._top, self._prompt = tokens, top, prompt
+        for array in (tokens, top, prompt):
             if array is not None:
                 array.copy_to_host_async()
 

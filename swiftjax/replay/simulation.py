@@ -65,7 +65,7 @@ class _Simulation:
     def step(self, now: float) -> None:
         """Plan a step, and read it or the one before."""
         last, self._unread = self._unread, None
-        plan = self._scheduler.schedule(now)
+        plan = self._scheduler.schedule(now, in_flight=last is not None)
         end = self._timeline.run(plan)
         if plan.work:
             self._unread = Unread(plan, end)

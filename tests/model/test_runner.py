@@ -1,5 +1,6 @@
 """The compiled step: packing, donation, no recompilation, no weight-sized constants."""
 
+import dataclasses
 import re
 
 import jax
@@ -9,7 +10,7 @@ import pytest
 from swiftjax.batch import BatchShape, empty_batch
 from swiftjax.engine.batching import make_buckets
 from swiftjax.model.kv_cache import bytes_per_page
-from swiftjax.model.packing import pack, packed_size, unpack
+from swiftjax.model.packing import pack, packed_sizes, unpack, unpack_sampling
 from tests.tiny import TINY, tiny_runner
 
 SHAPES = [
@@ -26,33 +27,64 @@ def test_pack_and_unpack_are_inverse(shape: BatchShape) -> None:
         empty_batch(shape, 64),
     )
     packed = pack(batch)
-    assert packed.shape == (packed_size(shape),)
-    back = jax.jit(lambda words: unpack(words, shape))(packed)
-    for want, got in zip(jax.tree.leaves(batch), jax.tree.leaves(back), strict=True):
+    assert tuple(map(len, packed)) == packed_sizes(shape)
+    step = jax.jit(lambda words: unpack(words, shape))(packed.step)
+    sampling = jax.jit(lambda words: unpack_sampling(words, shape.num_seqs))(packed.sampling)
+    back = dataclasses.replace(step, sampling=sampling)
+    sent = dataclasses.replace(batch, target_ids=None)
+    for want, got in zip(jax.tree.leaves(sent), jax.tree.leaves(back), strict=True):
         assert want.dtype == got.dtype
         assert want.tobytes() == np.asarray(got).tobytes()
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_kv_cache_is_donated_and_aliased(shape: BatchShape) -> None:
-    """The step's cache and token counts are the caller's: same bytes in place, no copy."""
+    """The step's cache and last tokens are the caller's: same bytes in place, no copy."""
     runner = tiny_runner(num_pages=64, page_size=4)
     compiled = runner.lower(shape).compile()
-    state_bytes = 64 * bytes_per_page(TINY, 4, 4) + 5 * TINY.vocab_size * 2
-    assert compiled.memory_analysis().alias_size_in_bytes == state_bytes
-    before = (runner._kv_cache, runner._counts)
+    cache_bytes = 64 * bytes_per_page(TINY, 4, 4)
+    assert compiled.memory_analysis().alias_size_in_bytes == cache_bytes
+    before = (runner._state.kv_cache, runner._state.last_tokens)
     places = [x.unsafe_buffer_pointer() for x in jax.tree.leaves(before)]
     runner.dispatch(empty_batch(shape, 64 * 4)).wait(1)
     assert all(x.is_deleted() for x in jax.tree.leaves(before))
-    after = jax.tree.leaves((runner._kv_cache, runner._counts))
+    after = jax.tree.leaves((runner._state.kv_cache, runner._state.last_tokens))
     assert [x.unsafe_buffer_pointer() for x in after] == places
+
+
+def test_token_counts_are_donated() -> None:
+    runner = tiny_runner(num_pages=8, page_size=4)
+    batch = empty_batch(SHAPES[0], 32)
+    batch.sampling.presence_penalty[0] = 1.0
+    before = runner._state.counts
+    runner.dispatch(batch).wait(1)
+    assert before.is_deleted() and not runner._state.counts.is_deleted()
+
+
+def test_an_unread_token_is_taken_from_the_device() -> None:
+    """Feeding the last step's token by its row equals feeding the token itself."""
+    runner = tiny_runner(num_pages=8, page_size=4)
+
+    def step(**fields: int) -> int:
+        batch = empty_batch(SHAPES[0], 32)
+        batch.context_lens[0], batch.sampling.token_rows[0] = fields.pop("context"), 3
+        batch.slot_mapping[0] = batch.positions[0] = batch.context_lens[0] - 1
+        for name, value in fields.items():
+            getattr(batch, name)[0] = value
+        return runner.dispatch(batch).wait(1).token_ids[0]
+
+    first = step(context=1, token_ids=5)
+    unread = step(context=2, token_sources=3)
+    assert step(context=1, token_ids=5) == first
+    assert step(context=2, token_ids=first) == unread
+    assert step(context=2, token_ids=(first + 1) % TINY.vocab_size) != unread
 
 
 def test_padding_writes_nothing() -> None:
     runner = tiny_runner(num_pages=8, page_size=4)
     for shape in SHAPES:
         runner.dispatch(empty_batch(shape, 8 * 4)).wait(1)
-    for array in jax.tree.leaves(runner._kv_cache):
+    for array in jax.tree.leaves(runner._state.kv_cache):
         assert not np.asarray(array).any()
 
 
@@ -61,11 +93,17 @@ def test_warm_up_compiles_everything_that_can_occur() -> None:
     buckets = make_buckets(max_num_seqs=4, max_num_batched_tokens=32, max_pages=8)
     progress: list[tuple[int, int]] = []
     runner.warm_up(buckets.all, lambda done, total: progress.append((done, total)))
-    assert progress[-1] == (len(buckets.all), len(buckets.all))
     count = runner.num_compiles
+    assert progress[-1] == (count, count)
     for shape in buckets.all:
-        runner.dispatch(empty_batch(shape, 64 * 4)).wait(1)
-    assert runner.num_compiles == count == len(buckets.all)
+        for name in ("", "temperature", "top_k", "num_logprobs"):
+            batch = empty_batch(shape, 64 * 4)
+            for field in filter(None, ("temperature" if name == "top_k" else "", name)):
+                getattr(batch.sampling, field)[0] = 1
+            if shape.num_tokens > shape.num_seqs:
+                batch.target_ids[0] = 1
+            runner.dispatch(batch).wait(1)
+    assert runner.num_compiles == count
 
 
 @pytest.mark.parametrize("shape", SHAPES)

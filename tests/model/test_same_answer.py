@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
@@ -20,14 +21,17 @@ SEEDED = GenerationConfig(max_new_tokens=30, temperature=1.0, seed=7)
 
 
 def answers(
-    core: EngineCore, prompts: list[list[int]], preempt_every: int = 0
+    core: EngineCore,
+    prompts: list[list[int]],
+    preempt_every: int = 0,
+    configs: Iterable[GenerationConfig] = (GREEDY, SEEDED),
 ) -> list[tuple[list[int], list[float]]]:
-    """Tokens and log-probabilities per prompt, greedy and seeded ones in turn.
+    """Tokens and log-probabilities per prompt, the configurations taken in turn.
 
     Optionally one sequence is preempted every so many steps.
     """
-    configs = itertools.cycle([GREEDY, SEEDED])
-    requests = [make_request(core, *pair) for pair in zip(prompts, configs, strict=False)]
+    turns = itertools.cycle(configs)
+    requests = [make_request(core, *pair) for pair in zip(prompts, turns, strict=False)]
     results: dict[str, tuple[list[int], list[float]]] = {r.request_id: ([], []) for r in requests}
     for request in requests:
         core.submit(request)
@@ -74,6 +78,20 @@ def test_b046_preemption_changes_nothing(roomy: EngineCore, chunk: int, swap: bo
     assert natural >= 1
     assert_same(answers(core, prompts, preempt_every=3), want)
     assert core.scheduler.num_preemptions > natural + 5
+
+
+@pytest.mark.parametrize("swap", [False, True], ids=["recompute", "swap"])
+def test_overlapped_steps_change_nothing(roomy: EngineCore, swap: bool) -> None:
+    """Unread tokens, penalty counts and seeds stay on the device; natural and forced preemption."""
+    prompts = [prompt_of(37, 1), prompt_of(37, 2), prompt_of(5, 3)]
+    penalised = [GenerationConfig(max_new_tokens=20, repetition_penalty=1.3), SEEDED, GREEDY]
+    want = answers(roomy, prompts), answers(roomy, prompts, configs=penalised)
+    costs = ALWAYS_SWAP if swap else None
+    core = tiny_core(num_pages=7, prefix_cache=False, costs=costs, overlaps=True)
+    for preempt_every in (0, 3):
+        assert_same(answers(core, prompts, preempt_every), want[0])
+        assert_same(answers(core, prompts, preempt_every, configs=penalised), want[1])
+    assert core.scheduler.num_preemptions > 5
 
 
 def test_cold_and_warm_prefix_cache_give_the_same(roomy: EngineCore) -> None:

@@ -1,0 +1,179 @@
+"""The compiled programs of a step: forward, then one of three samplers, then scores of prompts.
+
+They are apart because a device-side condition makes the host wait for its outcome, which stalls the
+whole next step; the host knows which sampler a batch needs anyway. A forward pass is compiled per
+batch shape, a sampler per number of rows. Called by `runner.py` only.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple, get_args
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from swiftjax.batch import NONE, Batch, BatchShape, SamplingBatch, TokenEdits, empty_edits
+from swiftjax.model.kv_cache import KVCache
+from swiftjax.model.logprobs import score_prompt
+from swiftjax.model.packing import packed_sizes, unpack, unpack_sampling
+from swiftjax.model.penalties import Counts, count_sampled
+from swiftjax.model.sampling import SampledTokens, draw, greedy, sample
+from swiftjax.model.step_model import StepModel
+from swiftjax.model.step_results import as_bits
+
+# greedy: the most likely token of every row; random: a draw of whole distributions; full: anything
+Sampler = Literal["greedy", "random", "full"]
+SAMPLERS: tuple[Sampler, ...] = get_args(Sampler)
+
+
+class State(NamedTuple):
+    """What a step hands to the next one on the device; donated, and rebound after every call."""
+
+    kv_cache: KVCache
+    last_tokens: Int[Array, " rows"]  # the newest token of each running sequence, by row
+    counts: Counts
+
+
+class Programs:
+    """Compiles on demand; `warm_up` in `runner.py` asks for everything that can occur."""
+
+    def __init__(self, model: StepModel, state: State) -> None:
+        self._model = model
+        self._state = jax.eval_shape(lambda: state)
+        self._compiled: dict[tuple[Any, ...], jax.stages.Compiled] = {}
+
+    @property
+    def count(self) -> int:
+        """Programs compiled so far."""
+        return len(self._compiled)
+
+    def forward(self, shape: BatchShape) -> jax.stages.Compiled:
+        """(params, kv_cache, last_tokens, packed) -> (logits, hidden or None, kv_cache)."""
+        return self._get(("forward", shape), lambda: self.lower_forward(shape))
+
+    def sampler(self, num_rows: int, kind: Sampler) -> jax.stages.Compiled:
+        """(logits, last_tokens, packed) -> (tokens, last_tokens) for greedy and random rows.
+
+        full: (logits, last_tokens, packed, counts, edits) -> (tokens, top, last_tokens, counts).
+        """
+        return self._get((kind, num_rows), lambda: self._lower_sampler(num_rows, kind))
+
+    def scorer(self, num_tokens: int) -> jax.stages.Compiled:
+        """(params, hidden, target_ids) -> scores of the targets."""
+        return self._get(("score", num_tokens), lambda: self._lower_scorer(num_tokens))
+
+    def _get(
+        self, key: tuple[Any, ...], lower: Callable[[], jax.stages.Lowered]
+    ) -> jax.stages.Compiled:
+        if (found := self._compiled.get(key)) is None:
+            self._compiled[key] = found = lower().compile()
+        return found
+
+    def lower_forward(self, shape: BatchShape) -> jax.stages.Lowered:
+        """The forward pass of one shape, traced but not compiled."""
+        model, is_mixed = self._model, shape.num_tokens > shape.num_seqs
+
+        def forward(
+            params: tuple[Array, ...],
+            kv_cache: KVCache,
+            last_tokens: Int[Array, " rows"],
+            packed: Int[Array, " words"],
+        ) -> tuple[Array, Array | None, KVCache]:
+            batch = unpack(packed, shape)
+            unread = last_tokens.at[batch.token_sources].get(mode="fill", fill_value=0)
+            is_read = batch.token_sources == NONE
+            token_ids = jnp.where(is_read, batch.token_ids, unread)
+            batch = replace(batch, token_ids=token_ids)
+            llama, hidden, kv_cache = model.forward(params, kv_cache, batch)
+            logits = llama.logits(hidden[batch.sample_rows])
+            return logits, hidden if is_mixed else None, kv_cache
+
+        packed = _words(packed_sizes(shape)[0])
+        args = (model.params, self._state.kv_cache, self._state.last_tokens, packed)
+        return jax.jit(forward, donate_argnums=1).lower(*args)
+
+    def _lower_sampler(self, num_rows: int, kind: Sampler) -> jax.stages.Lowered:
+        shape = BatchShape(num_tokens=num_rows, num_seqs=num_rows, max_pages=1)
+        logits = jax.ShapeDtypeStruct((num_rows, self._state.counts.shape[1]), jnp.float32)
+        args = (logits, self._state.last_tokens, _words(packed_sizes(shape)[1]))
+        if kind != "full":
+            step = _choose_greedy if kind == "greedy" else _choose_random
+            return jax.jit(step, donate_argnums=1).lower(*args)
+        edits = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, empty_edits(num_rows)))
+        return jax.jit(_choose, donate_argnums=(1, 3)).lower(*args, self._state.counts, edits)
+
+    def _lower_scorer(self, num_tokens: int) -> jax.stages.Lowered:
+        model = self._model
+
+        def score(params: tuple[Array, ...], hidden: Array, target_ids: Array) -> Array:
+            scores = score_prompt(model.merge(params)[0].logits, hidden, target_ids)
+            logprobs, *top = as_bits(scores)
+            return jnp.concatenate([logprobs[:, None], *top], axis=1)
+
+        hidden = jax.ShapeDtypeStruct((num_tokens, model.config.hidden_size), model.dtype)
+        return jax.jit(score).lower(model.params, hidden, _words(num_tokens))
+
+
+def choose_sampler(batch: Batch) -> Sampler:
+    """The cheapest sampler that does what the rows of a host batch ask."""
+    rows: SamplingBatch = batch.sampling
+    if batch.edits is not None or _any_differs(rows, _CHANGES):
+        return "full"
+    if not (rows.temperature > 0.0).any():
+        return "greedy"
+    return "full" if _any_differs(rows, _FILTERS) else "random"
+
+
+# Neutral values: of what changes or reports scores, and of what limits a draw.
+_CHANGES = {
+    "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
+    "num_logprobs": 0.0, "processed": 0.0,
+}  # fmt: skip
+_FILTERS = {"top_k": 0.0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}
+
+
+def _any_differs(rows: SamplingBatch, neutral: dict[str, float]) -> bool:
+    return any((getattr(rows, name) != value).any() for name, value in neutral.items())
+
+
+def _words(count: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((count,), jnp.int32)
+
+
+def _choose_greedy(
+    logits: Float[Array, "R V"], last_tokens: Int[Array, " rows"], packed: Int[Array, " words"]
+) -> tuple[Array, Array]:
+    sampling = unpack_sampling(packed, logits.shape[0])
+    return _keep(greedy(logits), last_tokens, sampling)
+
+
+def _choose_random(
+    logits: Float[Array, "R V"], last_tokens: Int[Array, " rows"], packed: Int[Array, " words"]
+) -> tuple[Array, Array]:
+    sampling = unpack_sampling(packed, logits.shape[0])
+    return _keep(draw(logits, sampling), last_tokens, sampling)
+
+
+def _choose(
+    logits: Float[Array, "R V"],
+    last_tokens: Int[Array, " rows"],
+    packed: Int[Array, " words"],
+    counts: Counts,
+    edits: TokenEdits,
+) -> tuple[Array, Array, Array, Counts]:
+    sampling = unpack_sampling(packed, logits.shape[0])
+    sampled = sample(logits, sampling, edits, counts)
+    counts = count_sampled(counts, sampling.count_rows, sampled.token_ids)
+    _, *top = as_bits(sampled.scores)
+    tokens, last_tokens = _keep(sampled, last_tokens, sampling)
+    return tokens, jnp.concatenate(top, axis=1), last_tokens, counts
+
+
+def _keep(
+    sampled: SampledTokens, last_tokens: Int[Array, " rows"], sampling: SamplingBatch
+) -> tuple[Array, Array]:
+    """Tokens and the bits of their log-probabilities for the host; tokens for the next step."""
+    logprobs = as_bits(sampled.scores)[0]
+    last_tokens = last_tokens.at[sampling.token_rows].set(sampled.token_ids, mode="drop")
+    return jnp.stack([sampled.token_ids, logprobs]), last_tokens

@@ -1,0 +1,59 @@
+"""The model as a pure function of a flat tuple of arrays.
+
+The module structure is split off once and closed over, because calling through `nnx.jit` costs 80
+times more per call than a flat tuple of arrays. Used by `programs.py`, and by whoever wants the
+forward pass alone.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array
+
+from swiftjax import kernels
+from swiftjax.batch import Batch
+from swiftjax.config import ModelConfig
+from swiftjax.model.kv_cache import KVCache
+from swiftjax.model.llama import Llama
+from swiftjax.model.rope import RopeTable, make_rope_table
+
+
+class StepModel:
+    """Weights and structure of one model; `params` is what every call is given."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        params: dict[str, Array],
+        *,
+        max_model_len: int,
+        implementation: kernels.Implementation,
+    ) -> None:
+        self.config = config
+        self.dtype = jnp.dtype(config.dtype or "float32")
+        model = nnx.eval_shape(lambda: Llama(config, dtype=self.dtype, rngs=nnx.Rngs(0)))
+        self._graphdef, state = nnx.split(model)
+        paths = [path for path, _ in nnx.to_flat_state(state)]
+        names = [".".join(map(str, path)) for path in paths]
+        table = make_rope_table(config.rope, config.head_dim, max_model_len)
+        leaves, self._treedef = jax.tree.flatten(state)
+        assert len(leaves) == len(names) == len(params)
+        self.params: tuple[Array, ...] = (
+            *(params[name] for name in names),
+            *map(jnp.asarray, table),
+        )
+        self._num_weights = len(names)
+        self._implementation: kernels.Implementation = implementation
+
+    def forward(
+        self, params: tuple[Array, ...], kv_cache: KVCache, batch: Batch
+    ) -> tuple[Llama, Array, KVCache]:
+        """Run all layers; returns the merged model too, for its head."""
+        model, table = self.merge(params)
+        hidden, kv_cache = model(batch, kv_cache, table, self._implementation)
+        return model, hidden, kv_cache
+
+    def merge(self, params: tuple[Array, ...]) -> tuple[Llama, RopeTable]:
+        """The module over these arrays."""
+        weights, table = params[: self._num_weights], RopeTable(*params[self._num_weights :])
+        return nnx.merge(self._graphdef, jax.tree.unflatten(self._treedef, weights)), table
