@@ -8,7 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,21 +20,34 @@ from swiftjax.model.config_json import read_json_object
 from swiftjax.tokenizer_files import TokenizerFiles, read_tokenizer_files
 
 CONFIG_FILE = "config.json"
+GENERATION_FILE = "generation_config.json"
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+
+
+class HfConfigs(NamedTuple):
+    """The contents of config.json and of generation_config.json, empty without one."""
+
+    config: Mapping[str, Any]
+    generation: Mapping[str, Any]
+
+
+def read_configs(directory: Path) -> HfConfigs:
+    """Read the two files, which say what the weights have to be."""
+    if not (directory / CONFIG_FILE).exists():
+        raise CheckpointError(_no_config(directory))
+    generation: Mapping[str, Any] = {}
+    if (directory / GENERATION_FILE).exists():
+        generation = read_json_object(resolve_inside(directory, GENERATION_FILE))
+    return HfConfigs(read_json_object(resolve_inside(directory, CONFIG_FILE)), generation)
 
 
 class HfSource:
     """Implements CheckpointSource. Raises CheckpointError listing what is missing or broken."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, configs: HfConfigs) -> None:
         self.path = directory
-        if not (directory / CONFIG_FILE).exists():
-            raise CheckpointError(_no_config(directory))
-        self.config: Mapping[str, Any] = read_json_object(resolve_inside(directory, CONFIG_FILE))
-        self.generation: Mapping[str, Any] = {}
-        if (directory / "generation_config.json").exists():
-            self.generation = read_json_object(resolve_inside(directory, "generation_config.json"))
+        self.config, self.generation = configs
         self._stored = _open_weights(directory)
         self.tensors: Mapping[str, TensorInfo] = {
             name: TensorInfo(stored.shape, stored.dtype) for name, stored in self._stored.items()

@@ -16,7 +16,7 @@ import numpy as np
 from swiftjax.config import Dtype, ModelConfig
 from swiftjax.converters.gguf_source import GgufSource
 from swiftjax.converters.hf_llama import LoadPlan, cast_finite, plan_load, read_rule
-from swiftjax.converters.hf_source import HfSource
+from swiftjax.converters.hf_source import HfSource, read_configs
 from swiftjax.converters.source import CheckpointSource
 from swiftjax.errors import CheckpointError
 from swiftjax.model.checkpoint import NativeCheckpoint, is_native
@@ -85,8 +85,7 @@ def open_checkpoint(path: Path, *, dtype: Dtype | None) -> OpenCheckpoint:
         )
     if is_native(path):
         return _open_native(path, dtype)
-    source = HfSource(path) if path.is_dir() else GgufSource(path)
-    config = read_model_config(path, source.config, source.generation)
+    source, config = _open_source(path)
     plan = plan_load(source, replace(config, dtype=_resolve_dtype(dtype, config, source)))
     num_params = sum(int(np.prod(rule.shape)) for rule in plan.rules)
     return OpenCheckpoint(
@@ -96,6 +95,16 @@ def open_checkpoint(path: Path, *, dtype: Dtype | None) -> OpenCheckpoint:
         tensors=_read_plan(source, plan),
         tokenizer_files=source.tokenizer_files(),
     )
+
+
+def _open_source(path: Path) -> tuple[CheckpointSource, ModelConfig]:
+    if not path.is_dir():
+        source = GgufSource(path)
+        return source, read_model_config(path, source.config, source.generation)
+    configs = read_configs(path)
+    # That a model is none of ours is said before one of its files is missed.
+    config = read_model_config(path, *configs)
+    return HfSource(path, configs), config
 
 
 def _read_plan(source: CheckpointSource, plan: LoadPlan) -> Iterator[HostTensor]:

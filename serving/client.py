@@ -11,7 +11,7 @@ import grpc
 from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from swiftjax.engine.request import GenerationConfig
+from swiftjax.engine.request import NO_OPTIONS, GenerationConfig, RequestOptions
 from swiftjax.errors import DeadlineError, InvalidRequestError
 from swiftjax.serving.addresses import is_loopback
 from swiftjax.serving.messages import (
@@ -20,7 +20,7 @@ from swiftjax.serving.messages import (
     Delta,
     read_response,
 )
-from swiftjax.serving.options import write_options
+from swiftjax.serving.options import write_options, write_request_options
 from swiftjax.serving.proto import swiftjax_pb2 as pb
 from swiftjax.serving.proto import swiftjax_pb2_grpc as pb_grpc
 from swiftjax.serving.status import error_from_status
@@ -65,6 +65,7 @@ class Client:
         messages: ChatMessages | None = None,
         token_ids: Sequence[int] | None = None,
         config: GenerationConfig | None = None,
+        options: RequestOptions = NO_OPTIONS,
         request_id: str = "",
         timeout: float | None = None,
     ) -> Iterator[Delta]:
@@ -85,6 +86,7 @@ class Client:
             request.token_ids.SetInParent()
         if config is not None:
             write_options(config, request)
+        write_request_options(options, request)
         call = self._stub.Generate(request, timeout=timeout)
         try:
             for response in call:

@@ -8,13 +8,14 @@ stream, which aborts the request.
 import asyncio
 import time
 from contextlib import aclosing
+from dataclasses import replace
 from typing import NamedTuple, cast
 
 from swiftjax.engine.async_engine import AsyncEngine
 from swiftjax.errors import InvalidRequestError
 from swiftjax.serving import messages
 from swiftjax.serving.interceptor import Context
-from swiftjax.serving.options import read_generation_config
+from swiftjax.serving.options import read_generation_config, read_request_options
 from swiftjax.serving.proto import swiftjax_pb2 as pb
 from swiftjax.serving.proto import swiftjax_pb2_grpc as pb_grpc
 
@@ -36,19 +37,19 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
         arrival = time.monotonic()
         engine, model = self.served
         messages.check_model(request.model, model.name)
-        messages.check_request_id(request.request_id)
         config = read_generation_config(request)
-        time_limit = messages.read_time_limit(request)
+        options = read_request_options(request)
         prompt = await self._read_prompt(request)
-        if time_limit is not None:
-            time_limit -= time.monotonic() - arrival
+        if options.time_limit is not None:
+            left = options.time_limit - (time.monotonic() - arrival)
+            options = replace(options, time_limit=max(left, 1e-6))
         timeout = context.time_remaining()
         stream = engine.stream(
             prompt,
             config,
+            options=options,
             request_id=request.request_id or None,
             timeout=None if timeout is None else float(timeout),  # an int once it has passed
-            time_limit=time_limit,
         )
         with_logprobs = config.logprobs is not None
         async with aclosing(stream):

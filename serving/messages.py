@@ -6,8 +6,6 @@ Whatever a message may hold is counted before it is copied, so that a hostile on
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from google.protobuf.duration_pb2 import Duration
-
 from swiftjax import __version__
 from swiftjax.config import ModelConfig
 from swiftjax.engine.core import EngineLimits
@@ -19,7 +17,6 @@ from swiftjax.serving.proto import swiftjax_pb2 as pb
 
 # The limit of one message in both directions, on the server and on our client.
 MAX_MESSAGE_BYTES = 16 * 2**20
-MAX_REQUEST_ID_CHARS = 128
 # No tokenizer packs more characters into a token than this (runs of blanks), so a longer text
 # cannot fit the model; it is refused before tokenising it takes seconds.
 MAX_CHARS_PER_TOKEN = 128
@@ -49,6 +46,7 @@ class Delta(NamedTuple):
     matched_stop: str | int | None
     num_prompt_tokens: int | None
     num_output_tokens: int | None
+    num_cached_tokens: int | None
     index: int = 0
     logprobs: tuple[TokenScore, ...] = ()
     prompt_logprobs: tuple[TokenScore, ...] = ()
@@ -58,14 +56,6 @@ def check_model(asked: str, served: str) -> None:
     """Raise NotFoundError unless the model is left open or is the one that is served."""
     if asked not in ("", served):
         raise NotFoundError(f"model {asked!r:.100} is not served here; {served!r} is")
-
-
-def check_request_id(request_id: str) -> None:
-    """Raise InvalidRequestError for an id too long to be logged and echoed."""
-    if len(request_id) > MAX_REQUEST_ID_CHARS:
-        raise InvalidRequestError(
-            f"request_id has {len(request_id)} characters; at most {MAX_REQUEST_ID_CHARS} are taken"
-        )
 
 
 def check_text(num_chars: int, max_model_len: int) -> None:
@@ -115,17 +105,6 @@ def read_vocabulary_ids(token_ids: Sequence[int], vocab_size: int) -> list[int]:
     return ids
 
 
-def read_time_limit(request: pb.GenerateRequest) -> float | None:
-    """Read the time limit in seconds; None when it is not set."""
-    if not request.HasField("time_limit"):
-        return None
-    limit: Duration = request.time_limit
-    seconds = limit.seconds + limit.nanos / 1e9
-    if seconds <= 0:
-        raise InvalidRequestError(f"time_limit is {seconds:g} s; it must be positive")
-    return seconds
-
-
 def write_output(output: StreamOutput, *, with_logprobs: bool = False) -> pb.GenerateResponse:
     """Write one delta; the last one of a choice carries the reason and the totals."""
     response = pb.GenerateResponse(
@@ -140,6 +119,7 @@ def write_output(output: StreamOutput, *, with_logprobs: bool = False) -> pb.Gen
         response.finish_reason = FINISH_REASONS[output.finish_reason]
         response.usage.prompt_tokens = output.num_prompt_tokens
         response.usage.output_tokens = output.num_output_tokens
+        response.usage.cached_tokens = output.num_cached_tokens
         if isinstance(output.matched_stop, str):
             response.stop_string = output.matched_stop
         elif output.matched_stop is not None:
@@ -160,6 +140,7 @@ def read_response(response: pb.GenerateResponse) -> Delta:
         matched_stop=None if matched is None else getattr(response, matched),
         num_prompt_tokens=response.usage.prompt_tokens if is_last else None,
         num_output_tokens=response.usage.output_tokens if is_last else None,
+        num_cached_tokens=response.usage.cached_tokens if is_last else None,
         index=response.index,
         logprobs=read_logprobs(response.logprobs),
         prompt_logprobs=read_logprobs(response.prompt_logprobs),

@@ -6,6 +6,7 @@ Lists are counted before they are copied. No I/O, no engine; used by server and 
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
 from swiftjax.engine.checks import check_count
@@ -18,7 +19,8 @@ from swiftjax.engine.generation import (
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
 )
-from swiftjax.engine.request import GenerationConfig, TopLogprobs
+from swiftjax.engine.request import GenerationConfig, RequestOptions, TopLogprobs
+from swiftjax.errors import InvalidRequestError
 from swiftjax.serving.proto import swiftjax_pb2 as pb
 
 DEFAULTS = GenerationConfig()
@@ -26,6 +28,7 @@ _SCALARS = (
     "temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty",
     "presence_penalty", "frequency_penalty", "seed", "n",
 )  # fmt: skip
+_LABELS = ("priority", "client_id", "session_id", "cache_salt")
 
 
 class TokenScore(NamedTuple):
@@ -39,6 +42,11 @@ def read_generation_config(request: pb.GenerateRequest) -> GenerationConfig:
     """Read all options; raises InvalidRequestError for a value out of range."""
     sampling, stop, output = request.sampling, request.stop, request.output
     _check_counts(sampling, stop)
+    if output.logprobs_mode not in pb.LogprobsMode.values():
+        raise InvalidRequestError(
+            f"logprobs_mode is {output.logprobs_mode}; choose one of "
+            f"{', '.join(pb.LogprobsMode.keys())}"
+        )
     processed = output.logprobs_mode == pb.LOGPROBS_MODE_PROCESSED
     return GenerationConfig(
         **{name: _given(sampling, name, getattr(DEFAULTS, name)) for name in _SCALARS},
@@ -57,6 +65,22 @@ def read_generation_config(request: pb.GenerateRequest) -> GenerationConfig:
         logprobs_mode="processed" if processed else "raw",
         echo=output.echo,
     )
+
+
+def read_request_options(request: pb.GenerateRequest) -> RequestOptions:
+    """Read who asks and how urgently; raises InvalidRequestError for a value out of range."""
+    limit = _read_duration(request.time_limit) if request.HasField("time_limit") else None
+    return RequestOptions(**{name: getattr(request, name) for name in _LABELS}, time_limit=limit)
+
+
+def _read_duration(duration: Duration) -> float:
+    seconds, nanos = duration.seconds, duration.nanos
+    if abs(nanos) >= 10**9 or seconds * nanos < 0:
+        raise InvalidRequestError(
+            f"time_limit has {seconds} seconds and {nanos} nanos; nanos must lie between -1e9 and "
+            "1e9 and have the sign of the seconds"
+        )
+    return seconds + nanos / 1e9
 
 
 def _check_counts(sampling: pb.SamplingOptions, stop: pb.StopOptions) -> None:
@@ -107,6 +131,15 @@ def write_options(config: GenerationConfig, request: pb.GenerateRequest) -> None
             echo=config.echo,
         )
     )
+
+
+def write_request_options(options: RequestOptions, request: pb.GenerateRequest) -> None:
+    """Write what is not left at its default."""
+    for name in _LABELS:
+        if value := getattr(options, name):
+            setattr(request, name, value)
+    if options.time_limit is not None:
+        request.time_limit.FromNanoseconds(max(1, round(options.time_limit * 1e9)))
 
 
 def write_logprobs(

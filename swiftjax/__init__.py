@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from swiftjax.config import EngineConfig as EngineConfig
     from swiftjax.engine.async_engine import AsyncEngine as AsyncEngine
     from swiftjax.engine.request import GenerationConfig as GenerationConfig
+    from swiftjax.engine.request import RequestOptions as RequestOptions
     from swiftjax.engine.request import RequestOutput as RequestOutput
     from swiftjax.errors import SwiftJaxError as SwiftJaxError
 
@@ -23,6 +24,7 @@ _HOMES = {
     "AsyncEngine": "swiftjax.engine.async_engine",
     "EngineConfig": "swiftjax.config",
     "GenerationConfig": "swiftjax.engine.request",
+    "RequestOptions": "swiftjax.engine.request",
     "RequestOutput": "swiftjax.engine.request",
     "SwiftJaxError": "swiftjax.errors",
     "CheckpointError": "swiftjax.errors",

@@ -19,10 +19,12 @@ from swiftjax.engine.answers import AnswerStream
 from swiftjax.engine.async_engine import AsyncEngine, ThreadLink
 from swiftjax.engine.request import (
     MAX_TOKENS,
+    NO_OPTIONS,
     Choice,
     GenerationConfig,
     Prompt,
     Request,
+    RequestOptions,
     RequestOutput,
     StepOutput,
     StreamOutput,
@@ -71,6 +73,7 @@ class _Answer:
             choices=tuple(_join(deltas) for deltas in self._deltas),
             timings=Timings(first_token=self._first_token, total=total),
             prompt=prompts[0] if prompts else None,
+            num_cached_tokens=self._deltas[0][-1].num_cached_tokens,
         )
 
 
@@ -149,6 +152,7 @@ class Engine:
         generation_config: GenerationConfig | None = None,
         *,
         input_ids: SequenceOf[SequenceOf[int]] | SequenceOf[int] | np.ndarray | None = None,
+        options: RequestOptions = NO_OPTIONS,
     ) -> list[RequestOutput]:
         """Answer one prompt or several together; one RequestOutput each, in order.
 
@@ -160,7 +164,7 @@ class Engine:
         if len(given) != 1:
             raise InvalidRequestError("give either prompts or input_ids")
         items = _as_list(given[0])
-        requests = [self._resolve(p, generation_config, None) for p in items]
+        requests = [self._resolve(p, generation_config, options) for p in items]
         request_ids = self._submit_all(requests, items)
         while not all(request_id in self._completed for request_id in request_ids):
             self.step()
@@ -171,10 +175,11 @@ class Engine:
         prompt: Prompt,
         gen_config: GenerationConfig | None = None,
         *,
+        options: RequestOptions = NO_OPTIONS,
         request_id: str | None = None,
     ) -> str:
         """Queue one request and return its id."""
-        return self._submit(self._resolve(prompt, gen_config, request_id), prompt)
+        return self._submit(self._resolve(prompt, gen_config, options, request_id), prompt)
 
     def abort_request(self, request_id: str) -> None:
         """End a request; what it made so far comes out as completed, with reason "abort"."""
@@ -209,7 +214,11 @@ class Engine:
         return list(completed.values())
 
     def _resolve(
-        self, prompt: Prompt, config: GenerationConfig | None, request_id: str | None
+        self,
+        prompt: Prompt,
+        config: GenerationConfig | None,
+        options: RequestOptions,
+        request_id: str | None = None,
     ) -> Request:
         limits = self._core.limits
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
@@ -222,6 +231,7 @@ class Engine:
             eos_token_ids=limits.eos_token_ids,
             fresh_seed=secrets.randbits(64),
             arrival_time=time.monotonic(),
+            options=options,
         )
 
     def _submit_all(self, requests: list[Request], prompts: list[Prompt]) -> list[str]:

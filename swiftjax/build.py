@@ -205,7 +205,8 @@ def _choose_sizes(config: EngineConfig, model: ModelConfig) -> _Sizes:
     longest = int(model.max_position * growth)
     if config.max_model_len is not None and config.max_model_len > longest:
         raise InvalidRequestError(
-            f"max_model_len is {config.max_model_len}; the model is made for {longest} tokens"
+            f"max_model_len is {config.max_model_len}; the model is made for {longest} tokens: "
+            "lower it to that or leave it out"
         )
     return _Sizes(
         max_model_len=config.max_model_len or longest,

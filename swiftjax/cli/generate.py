@@ -153,6 +153,7 @@ def _to_json(output: "RequestOutput", choice: "Choice") -> str:
             "prompt_logprobs": output.prompt._asdict() if output.prompt else None,
             "finish_reason": choice.finish_reason,
             "num_prompt_tokens": len(output.prompt_token_ids),
+            "num_cached_tokens": output.num_cached_tokens,
             "first_token_seconds": output.timings.first_token,
             "total_seconds": output.timings.total,
         },

@@ -56,6 +56,7 @@ class _ChoiceStream:
         self._text = text
         self._echo = echo
         self._num_output_tokens = 0
+        self._num_cached_tokens = 0
 
     def merge(self, outputs: list[StepOutput]) -> StreamOutput:
         """Join outputs up to the one that ends the choice."""
@@ -71,6 +72,8 @@ class _ChoiceStream:
             logprobs += output.logprobs
             top += output.top_logprobs
             prompt = prompt or output.prompt
+            # The last output may come without it: the request was aborted, or its time was up.
+            self._num_cached_tokens = max(self._num_cached_tokens, output.num_cached_tokens)
             if delta.finish_reason is not None:
                 self.is_done = True
                 break
@@ -87,4 +90,5 @@ class _ChoiceStream:
             index=self.index,
             top_logprobs=tuple(top),
             prompt=prompt,
+            num_cached_tokens=self._num_cached_tokens,
         )

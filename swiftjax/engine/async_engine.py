@@ -9,21 +9,23 @@ import secrets
 import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, field
 
 from swiftjax.engine.answers import AnswerStream
 from swiftjax.engine.core import CoreStats, EngineLimits
 from swiftjax.engine.engine_link import Ended, EngineEvent, EngineLink, Refused
 from swiftjax.engine.engine_link import ThreadLink as ThreadLink
+from swiftjax.engine.mailbox import Mailbox
+from swiftjax.engine.mailbox import ReaderLimits as ReaderLimits
 from swiftjax.engine.request import (
+    NO_OPTIONS,
     GenerationConfig,
     Request,
-    StepOutput,
+    RequestOptions,
     StreamOutput,
     resolve_request,
 )
 from swiftjax.engine.tokenizer import Tokenizer
-from swiftjax.errors import DeadlineError, EngineDeadError, InvalidRequestError, SwiftJaxError
+from swiftjax.errors import DeadlineError, EngineDeadError, InvalidRequestError
 
 
 class AsyncEngine:
@@ -32,13 +34,20 @@ class AsyncEngine:
     Close it with `await engine.close()`; streams that are still open then raise EngineDeadError.
     """
 
-    def __init__(self, link: EngineLink, tokenizer: Tokenizer, limits: EngineLimits) -> None:
+    def __init__(
+        self,
+        link: EngineLink,
+        tokenizer: Tokenizer,
+        limits: EngineLimits,
+        reader_limits: ReaderLimits | None = None,
+    ) -> None:
         self.tokenizer = tokenizer
         self.limits = limits
+        self._reader_limits = reader_limits or ReaderLimits()
         self._link = link
         self._loop: asyncio.AbstractEventLoop | None = None
         # An entry lives exactly as long as the engine may still speak of its request.
-        self._mailboxes: dict[str, _Mailbox] = {}
+        self._mailboxes: dict[str, Mailbox] = {}
         self._ended = asyncio.Event()
 
     async def stream(
@@ -46,29 +55,28 @@ class AsyncEngine:
         prompt: str | Sequence[int],
         config: GenerationConfig,
         *,
+        options: RequestOptions = NO_OPTIONS,
         request_id: str | None = None,
         timeout: float | None = None,
-        time_limit: float | None = None,
     ) -> AsyncGenerator[StreamOutput, None]:
         """Yield what is generated: per choice, everything that arrived since its last yield.
 
-        Closing the generator aborts the request and frees its pages. After `timeout` seconds the
-        stream raises DeadlineError; after `time_limit` seconds it ends with what there is and
-        finish_reason "time_limit". Both count from this call, queued or running. Raises
-        InvalidRequestError, QueueFullError or EngineDeadError before the first yield.
+        Closing the generator aborts the request and frees its pages; reading it too slowly pauses
+        the request and in the end aborts it (ReaderLimits). After `timeout` seconds from this call,
+        queued or running, the stream raises DeadlineError. Raises InvalidRequestError,
+        QueueFullError or EngineDeadError before the first yield.
         """
         arrival = time.monotonic()
-        seconds = min((s for s in (timeout, time_limit) if s is not None), default=None)
         text = prompt if isinstance(prompt, str) else None
         if isinstance(prompt, str):
             prompt = await asyncio.to_thread(self.tokenizer.encode, prompt)
-        request = self._resolve(request_id, prompt, config, arrival, seconds)
+        request = self._resolve(request_id, prompt, config, options, arrival, timeout)
         mailbox = self._submit(request)
         try:
             answer = AnswerStream(request, self.tokenizer, text)
             while not answer.is_done:
                 for output in answer.merge(await mailbox.take()):
-                    if output.finish_reason == "time_limit" and seconds == timeout:
+                    if output.finish_reason == "time_limit" and _comes_first(timeout, options):
                         raise DeadlineError(f"the deadline of {timeout:g} s has passed")
                     if output.finish_reason == "stop" and config.n > 1:
                         # Of a stop string only this side knows; other choices go on.
@@ -119,8 +127,9 @@ class AsyncEngine:
         request_id: str | None,
         token_ids: Sequence[int],
         config: GenerationConfig,
+        options: RequestOptions,
         arrival: float,
-        seconds: float | None,
+        timeout: float | None,
     ) -> Request:
         return resolve_request(
             request_id or uuid.uuid4().hex,
@@ -131,10 +140,11 @@ class AsyncEngine:
             eos_token_ids=self.limits.eos_token_ids,
             fresh_seed=secrets.randbits(64),
             arrival_time=arrival,
-            deadline=None if seconds is None else arrival + seconds,
+            deadline=None if timeout is None else arrival + timeout,
+            options=options,
         )
 
-    def _submit(self, request: Request) -> "_Mailbox":
+    def _submit(self, request: Request) -> Mailbox:
         self._bind_to_running_loop()
         if not self._link.is_alive:
             raise EngineDeadError("the engine has ended; restart it")
@@ -142,16 +152,8 @@ class AsyncEngine:
             raise InvalidRequestError(
                 f"request_id {request.request_id!r:.80} is in use; choose another or leave it out"
             )
-        num_choices = request.generation.n
-        mailbox = self._mailboxes[request.request_id] = _Mailbox(num_choices)
-        if request.deadline is not None:
-            # The engine watches the deadline too, but only between steps.
-            expired = [
-                StepOutput(request.request_id, (), (), "time_limit", index=index)
-                for index in range(num_choices)
-            ]
-            delay = request.deadline - time.monotonic()
-            mailbox.timer = asyncio.get_running_loop().call_later(delay, mailbox.put, *expired)
+        mailbox = Mailbox(request, self._link, self._reader_limits)
+        self._mailboxes[request.request_id] = mailbox
         self._link.submit(request)
         return mailbox
 
@@ -165,51 +167,18 @@ class AsyncEngine:
                 self._ended.set()
                 continue
             # Absent only when the request was made on an event loop that is closed by now.
-            mailbox = self._mailboxes.get(event.request_id, _Mailbox())
+            mailbox = self._mailboxes.get(event.request_id)
+            if mailbox is None:
+                continue
             if isinstance(event, Refused):
                 mailbox.fail(event.error)
             else:
                 mailbox.put(event)
-                mailbox.num_open -= event.finish_reason is not None
             if mailbox.engine_is_done:
-                self._mailboxes.pop(event.request_id, None)
+                del self._mailboxes[event.request_id]
 
 
-@dataclass(slots=True)
-class _Mailbox:
-    """What the engine said to one stream and the stream has not read yet."""
-
-    num_open: int = 1  # choices of which the engine may still speak
-    timer: asyncio.TimerHandle | None = None
-    _outputs: list[StepOutput] = field(default_factory=list)
-    _error: SwiftJaxError | None = None
-    _is_open: bool = True
-    _arrived: asyncio.Event = field(default_factory=asyncio.Event)
-
-    @property
-    def engine_is_done(self) -> bool:
-        return self.num_open == 0
-
-    def put(self, *outputs: StepOutput) -> None:
-        if self._is_open:
-            self._outputs.extend(outputs)
-            self._arrived.set()
-
-    def fail(self, error: SwiftJaxError) -> None:
-        self.num_open = 0
-        self._error = error
-        self._arrived.set()
-
-    async def take(self) -> list[StepOutput]:
-        """Give all unread outputs, at least one."""
-        await self._arrived.wait()
-        self._arrived.clear()
-        if self._error is not None:
-            raise self._error
-        outputs, self._outputs = self._outputs, []
-        return outputs
-
-    def close(self) -> None:
-        self._is_open = False
-        if self.timer is not None:
-            self.timer.cancel()
+def _comes_first(timeout: float | None, options: RequestOptions) -> bool:
+    """Whether it was the caller's timeout that has passed, not the request's own limit."""
+    limit = options.time_limit
+    return timeout is not None and (limit is None or timeout <= limit)

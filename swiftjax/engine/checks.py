@@ -54,9 +54,9 @@ def check_count(name: str, count: int, limit: int) -> None:
 
 def take_ids(name: str, ids: SequenceOf[int], limit: int) -> tuple[int, ...]:
     """Copy a list of token ids that is short enough; whether the vocabulary has them is open."""
-    check_count(name, len(ids), limit)
+    check_count(f"ids in {name}", len(ids), limit)
     for token_id in ids:
-        check_int(name, token_id, 0, MAX_TOKENS)
+        check_int(f"an id in {name}", token_id, 0, MAX_TOKENS)
     return tuple(ids)
 
 

@@ -6,6 +6,7 @@ on its command queue while there is nothing to compute. Called by `AsyncEngine` 
 
 import asyncio
 import logging
+import math
 import queue
 import threading
 from collections.abc import Callable
@@ -30,6 +31,18 @@ class Abort(NamedTuple):
 
     request_id: str
     index: int | None
+
+
+class Pause(NamedTuple):
+    """Nothing is to be computed for a request for now."""
+
+    request_id: str
+
+
+class Resume(NamedTuple):
+    """A paused request is to go on."""
+
+    request_id: str
 
 
 class Ended(NamedTuple):
@@ -63,6 +76,14 @@ class EngineLink(Protocol):
         """End a request or one choice; it still gets its last step output. Unknown: ignored."""
         ...
 
+    def pause(self, request_id: str) -> None:
+        """Compute nothing for a request until it is resumed or ended. Unknown: ignored."""
+        ...
+
+    def resume(self, request_id: str) -> None:
+        """Go on with a paused request; any other is ignored."""
+        ...
+
     def stats(self) -> CoreStats:
         """Give the counts as of the engine's last step."""
         ...
@@ -72,7 +93,7 @@ class EngineLink(Protocol):
         ...
 
 
-Command = Request | Abort | None  # submit it | abort it | close
+Command = Request | Abort | Pause | Resume | None  # a request is to be submitted; None: close
 
 
 class ThreadLink:
@@ -107,6 +128,14 @@ class ThreadLink:
         """Queue an abort for the engine thread."""
         self._commands.put(Abort(request_id, index))
 
+    def pause(self, request_id: str) -> None:
+        """Queue a pause for the engine thread."""
+        self._commands.put(Pause(request_id))
+
+    def resume(self, request_id: str) -> None:
+        """Queue the end of a pause for the engine thread."""
+        self._commands.put(Resume(request_id))
+
     def stats(self) -> CoreStats:
         """Give the counts that the engine thread published after its last step."""
         return self._stats
@@ -134,11 +163,8 @@ class ThreadLink:
         for command in self._next_commands():
             if command is None:
                 return False
-            if isinstance(command, Abort):
-                self._core.abort(*command)
-                continue
             try:
-                self._core.submit(command)
+                self._obey(command)
             except SwiftJaxError as error:
                 events.append(Refused(command.request_id, error))
         if self._core.has_work:
@@ -147,13 +173,30 @@ class ThreadLink:
         self._emit(events)
         return True
 
+    def _obey(self, command: Request | Abort | Pause | Resume) -> None:
+        match command:
+            case Abort():
+                self._core.abort(*command)
+            case Pause():
+                self._core.pause(command.request_id)
+            case Resume():
+                self._core.resume(command.request_id)
+            case _:
+                self._core.submit(command)
+
     def _next_commands(self) -> list[Command]:
-        commands = [] if self._core.has_work else [self._commands.get()]
-        while True:
-            try:
+        """All commands there are; waits for the first while there is nothing to compute."""
+        wait = self._core.seconds_to_work()
+        commands: list[Command] = []
+        try:
+            if wait > 0:
+                # Longer than this the clock of the operating system cannot be asked to wait.
+                timeout = None if math.isinf(wait) else min(wait, threading.TIMEOUT_MAX)
+                commands.append(self._commands.get(timeout=timeout))
+            while True:
                 commands.append(self._commands.get_nowait())
-            except queue.Empty:
-                return commands
+        except queue.Empty:
+            return commands
 
     def _emit(self, events: list[EngineEvent]) -> None:
         if not events or self._target is None:

@@ -14,6 +14,8 @@ from swiftjax.errors import InvalidRequestError
 
 LogprobsMode = Literal["raw", "processed"]
 
+# Below this a draw is as good as greedy, and scores divided by it might overflow.
+MIN_TEMPERATURE = 1e-5
 MAX_CHOICES = 16
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
@@ -43,12 +45,12 @@ class GenerationConfig:
 
     `max_new_tokens` beyond what max_model_len leaves (None: no limit of its own) is cut to what
     is left, and the answer then ends with finish_reason "length"; 0 only scores or echoes the
-    prompt. `temperature=0` is greedy. `top_k` 0 or -1 keeps the whole vocabulary; `top_p=0` keeps
-    the most likely token only. Without a `seed` the engine draws a fresh one per request; the same
-    seed gives the same tokens in any batch, and choice i > 0 of `n` has a seed derived from it.
-    `bad_words_ids` are token sequences that never appear. `logprobs` and `prompt_logprobs` ask for
-    that many most likely tokens beside each token; with `echo`, `logprobs` holds for the prompt
-    too.
+    prompt. `temperature=0` is greedy, and so is anything below MIN_TEMPERATURE. `top_k` 0 or -1
+    keeps the whole vocabulary; `top_p=0` keeps the most likely token only. Without a `seed` the
+    engine draws a fresh one per request; the same seed gives the same tokens in any batch, and
+    choice i > 0 of `n` has a seed derived from it. `bad_words_ids` are token sequences that never
+    appear. `logprobs` and `prompt_logprobs` ask for that many most likely tokens beside each
+    token; with `echo`, `logprobs` holds for the prompt too.
     """
 
     max_new_tokens: int | None = 256
@@ -85,6 +87,7 @@ class GenerationConfig:
         if self.seed is not None:
             check_int("seed", self.seed, 0, 2**64 - 1)
         self._set(
+            temperature=0.0 if self.temperature < MIN_TEMPERATURE else self.temperature,
             top_k=top_k,
             stop=_take_stops(self.stop),
             stop_token_ids=take_ids("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKEN_IDS),
@@ -143,9 +146,13 @@ def _take_stops(stop: str | SequenceOf[str]) -> tuple[str, ...]:
 def _take_bias(
     bias: Mapping[int, float] | tuple[tuple[int, float], ...],
 ) -> tuple[tuple[int, float], ...]:
-    """Pairs of id and value, each id once; of an id given twice the last value holds."""
+    """Pairs of id and value, each id once."""
     check_count("logit_bias entries", len(bias), MAX_LOGIT_BIAS)
     pairs = dict(bias)
+    if not isinstance(bias, Mapping) and len(pairs) < len(bias):
+        ids = [token_id for token_id, _ in bias]
+        twice = next(token_id for token_id in ids if ids.count(token_id) > 1)
+        raise InvalidRequestError(f"logit_bias names token {twice} twice: give one value for it")
     for token_id, value in pairs.items():
         check_int("a logit_bias id", token_id, 0, MAX_TOKENS)
         check_float(f"logit_bias of token {token_id}", value, -100.0, 100.0)
@@ -164,4 +171,4 @@ def _take_words(words: SequenceOf[SequenceOf[int]]) -> tuple[tuple[int, ...], ..
     check_count("bad_words_ids", len(words), MAX_BAD_WORDS)
     if any(not len(word) for word in words):
         raise InvalidRequestError("an entry of bad_words_ids is empty: give at least one id")
-    return tuple(take_ids("ids of a bad word", word, MAX_BAD_WORD_LEN) for word in words)
+    return tuple(take_ids("a bad word", word, MAX_BAD_WORD_LEN) for word in words)

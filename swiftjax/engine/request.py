@@ -56,6 +56,7 @@ class StepOutput(NamedTuple):
     index: int = 0
     top_logprobs: tuple[TopLogprobs, ...] = ()
     prompt: PromptLogprobs | None = None
+    num_cached_tokens: int = 0  # of the prompt, found in the prefix cache
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,6 +88,7 @@ class RequestOutput:
     choices: tuple[Choice, ...]
     timings: Timings
     prompt: PromptLogprobs | None = field(repr=False)
+    num_cached_tokens: int = 0  # of the prompt, found in the prefix cache by the first choice
 
     @property
     def id(self) -> str:
@@ -134,6 +136,7 @@ class StreamOutput:
     index: int = 0
     top_logprobs: tuple[TopLogprobs, ...] = ()
     prompt: PromptLogprobs | None = None
+    num_cached_tokens: int = 0  # of the prompt, found in the prefix cache
 
 
 def resolve_request(

@@ -41,8 +41,11 @@ def make_output(
     request = sequence.request
     is_first = sequence.num_output == 1
     prompt = _prompt_logprobs(sequence) if is_first else None
+    num_cached = sequence.num_cached or 0
     if request.generation.max_new_tokens == 0:
-        return StepOutput(request.request_id, (), (), "length", prompt=prompt)
+        return StepOutput(
+            request.request_id, (), (), "length", prompt=prompt, num_cached_tokens=num_cached
+        )
     num_top = request.generation.logprobs
     top = () if num_top is None or sampled.top is None else (_top(sampled.top, row, num_top),)
     return StepOutput(
@@ -52,6 +55,7 @@ def make_output(
         reason,
         top_logprobs=top,
         prompt=prompt,
+        num_cached_tokens=num_cached,
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from swiftjax.converters.hf_source import HfSource
+from swiftjax.converters.hf_source import HfSource, read_configs
 from swiftjax.converters.load import load_checkpoint
 from swiftjax.errors import CheckpointError, UnsupportedError
 from tests.tiny_checkpoints import tiny_config, tiny_tensors, write_checkpoint, write_safetensors
@@ -111,7 +111,7 @@ def test_links_of_the_hugging_face_cache_are_followed(sharded: Path) -> None:
     for number, path in enumerate(sorted(snapshot.iterdir())):
         shutil.move(path, hub / "blobs" / str(number))
         path.symlink_to(Path("../../blobs") / str(number))
-    assert "model.norm.weight" in HfSource(snapshot).tensors
+    assert "model.norm.weight" in HfSource(snapshot, read_configs(snapshot)).tensors
     assert load(snapshot)
 
 
@@ -244,3 +244,14 @@ def test_missing_path(tmp_path: Path) -> None:
         load(tmp_path / ("x" * 5000))
     with pytest.raises(CheckpointError, match="nowhere does not exist; give"):
         load(tmp_path / "nowhere")
+
+
+def test_an_unknown_architecture_is_named_though_there_are_no_weights(tmp_path: Path) -> None:
+    directory = write_checkpoint(tmp_path / "model", tiny_config())
+    (directory / "model.safetensors").unlink()
+    edit_json(
+        directory / "config.json",
+        lambda config: config.update(model_type="mamba", architectures=["MambaForCausalLM"]),
+    )
+    with pytest.raises(UnsupportedError, match="'mamba'"):
+        load(directory)

@@ -16,7 +16,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from swiftjax.config import ModelConfig
-from swiftjax.engine.async_engine import AsyncEngine, ThreadLink
+from swiftjax.engine.async_engine import AsyncEngine, ReaderLimits, ThreadLink
 from swiftjax.engine.core import EngineCore
 from swiftjax.engine.tokenizer import Tokenizer
 from swiftjax.serving.generation_service import Served
@@ -62,6 +62,9 @@ def make_core(
     max_queue_len: int = 64,
     max_model_len: int = 4096,
     num_pages: int = 4096,
+    policy: str = "fcfs",
+    min_batch_size: int = 1,
+    max_wait: float = 0.0,
 ) -> EngineCore:
     """A core for the byte vocabulary."""
     return make_fake_core(
@@ -73,6 +76,9 @@ def make_core(
         max_model_len=max_model_len,
         num_pages=num_pages,
         max_num_batched_tokens=256,
+        policy=policy,
+        min_batch_size=min_batch_size,
+        max_wait=max_wait,
     )
 
 
@@ -92,9 +98,9 @@ MODEL = ModelConfig(
 )
 
 
-def make_engine(core: EngineCore) -> AsyncEngine:
+def make_engine(core: EngineCore, readers: ReaderLimits | None = None) -> AsyncEngine:
     """An AsyncEngine over a thread that steps this core."""
-    return AsyncEngine(ThreadLink(core), byte_tokenizer(), core.limits)
+    return AsyncEngine(ThreadLink(core), byte_tokenizer(), core.limits, readers)
 
 
 @dataclass
@@ -120,9 +126,9 @@ class Service:
 
 
 @asynccontextmanager
-async def serving(core: EngineCore) -> AsyncIterator[Service]:
+async def serving(core: EngineCore, readers: ReaderLimits | None = None) -> AsyncIterator[Service]:
     """Run a server on a free port, with a default client connected."""
-    engine = make_engine(core)
+    engine = make_engine(core, readers)
     server = GrpcServer("127.0.0.1", 0)
     await server.start()
     model = describe_model("bytes", MODEL, core.limits, engine.tokenizer)

@@ -10,7 +10,7 @@ import pytest
 
 from swiftjax.engine.async_engine import AsyncEngine
 from swiftjax.engine.engine_link import ThreadLink
-from swiftjax.engine.request import GenerationConfig, StreamOutput
+from swiftjax.engine.request import GenerationConfig, RequestOptions, StreamOutput
 from swiftjax.errors import (
     DeadlineError,
     EngineDeadError,
@@ -20,6 +20,10 @@ from swiftjax.errors import (
 from tests.serving.harness import byte_tokenizer, make_core, make_engine, until
 
 LONG = GenerationConfig(max_new_tokens=4000, ignore_eos=True)
+
+
+def within(seconds: float) -> RequestOptions:
+    return RequestOptions(time_limit=seconds)
 
 
 def run(body: Callable[[AsyncEngine], Awaitable[None]], **core: Any) -> None:
@@ -126,9 +130,9 @@ def test_timeout_raises_and_time_limit_ends(queued: bool) -> None:
         ahead = engine.stream("a", LONG)
         await anext(ahead)
         with pytest.raises(DeadlineError, match=r"0\.1 s"):
-            async for _ in engine.stream("a", LONG, timeout=0.1, time_limit=0.5):
+            async for _ in engine.stream("a", LONG, timeout=0.1, options=within(0.5)):
                 pass
-        outputs = [o async for o in engine.stream("a", LONG, timeout=5.0, time_limit=0.1)]
+        outputs = [o async for o in engine.stream("a", LONG, timeout=5.0, options=within(0.1))]
         assert outputs[-1].finish_reason == "time_limit"
         assert (outputs[-1].num_output_tokens == 0) is queued
         await ahead.aclose()

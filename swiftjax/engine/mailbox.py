@@ -1,0 +1,106 @@
+"""What the engine said to one stream and the stream has not read yet: bounded in size and time.
+
+A reader that falls behind has its own request paused, and aborted when it stays away; the engine
+and all other streams go on. Lives on the event loop; made and filled by `AsyncEngine`.
+"""
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+from swiftjax.engine.engine_link import EngineLink
+from swiftjax.engine.request import Request, StepOutput
+from swiftjax.errors import InvalidRequestError, SwiftJaxError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReaderLimits:
+    """How far a reader may fall behind. Raises InvalidRequestError for a value out of range.
+
+    A request is paused while more than `max_unread_tokens` of it, all choices together, were not
+    read, and aborted when nothing was read for `max_paused_seconds` of that (infinity: never).
+    """
+
+    max_unread_tokens: int = 1024
+    max_paused_seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.max_unread_tokens < 1 or not self.max_paused_seconds > 0:
+            raise InvalidRequestError(
+                f"max_unread_tokens is {self.max_unread_tokens} and max_paused_seconds "
+                f"{self.max_paused_seconds:g}; both must be positive"
+            )
+
+
+class Mailbox:
+    """The unread outputs of one request."""
+
+    def __init__(self, request: Request, link: EngineLink, limits: ReaderLimits) -> None:
+        self._request_id = request.request_id
+        self._num_open = request.generation.n  # choices of which the engine may still speak
+        self._link = link
+        self._limits = limits
+        self._outputs: list[StepOutput] = []
+        self._num_unread = 0  # tokens
+        self._error: SwiftJaxError | None = None
+        self._is_open = True
+        self._arrived = asyncio.Event()
+        self._pause: asyncio.TimerHandle | None = None  # runs while the request is paused
+        self._expiry = None if request.deadline is None else self._watch(request, request.deadline)
+
+    @property
+    def engine_is_done(self) -> bool:
+        """Whether the engine has said its last word on the request."""
+        return self._num_open == 0
+
+    def put(self, output: StepOutput) -> None:
+        """Take what the engine says; pause the request when that gets too much."""
+        self._num_open -= output.finish_reason is not None
+        self._put(output)
+        behind = self._num_unread > self._limits.max_unread_tokens
+        if behind and self._is_open and self._pause is None and not self.engine_is_done:
+            self._link.pause(self._request_id)
+            self._pause = asyncio.get_running_loop().call_later(
+                self._limits.max_paused_seconds, self._link.abort, self._request_id
+            )
+
+    def fail(self, error: SwiftJaxError) -> None:
+        """Let the reader raise this; nothing else will come."""
+        self._num_open = 0
+        self._error = error
+        self._arrived.set()
+
+    async def take(self) -> list[StepOutput]:
+        """Give all unread outputs, at least one."""
+        await self._arrived.wait()
+        self._arrived.clear()
+        if self._error is not None:
+            raise self._error
+        outputs, self._outputs, self._num_unread = self._outputs, [], 0
+        if self._pause is not None:
+            self._pause.cancel()
+            self._pause = None
+            self._link.resume(self._request_id)
+        return outputs
+
+    def close(self) -> None:
+        """Nobody will read on."""
+        self._is_open = False
+        for timer in (self._pause, self._expiry):
+            if timer is not None:
+                timer.cancel()
+
+    def _watch(self, request: Request, deadline: float) -> asyncio.TimerHandle:
+        """Let the stream end in time: the engine watches deadlines only between its steps."""
+        expired = [
+            StepOutput(request.request_id, (), (), "time_limit", index=index)
+            for index in range(request.generation.n)
+        ]
+        delay = deadline - time.monotonic()
+        return asyncio.get_running_loop().call_later(delay, self._put, *expired)
+
+    def _put(self, *outputs: StepOutput) -> None:
+        if self._is_open:
+            self._outputs.extend(outputs)
+            self._num_unread += sum(len(output.token_ids) for output in outputs)
+            self._arrived.set()
