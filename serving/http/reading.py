@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from swiftjax.engine.core import EngineLimits
-from swiftjax.engine.request import GenerationConfig, Prompt
+from swiftjax.engine.request import GenerationConfig, Prompt, RequestOptions
 from swiftjax.serving.http.bodies import MAX_ANSWERS, ChatBody, CompletionBody, Message, Options
 from swiftjax.serving.http.json_body import FieldError
 from swiftjax.serving.messages import check_text
@@ -28,7 +28,7 @@ class Asked(NamedTuple):
     config: GenerationConfig
     stream: bool
     include_usage: bool
-    time_limit: float | None
+    options: RequestOptions
 
 
 def read_completion(body: CompletionBody, limits: EngineLimits) -> tuple[list[Prompt], Asked]:
@@ -157,4 +157,5 @@ def _asked(
         **named,
     )
     include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-    return Asked(config, bool(body.stream), include_usage, body.time_limit)
+    options = RequestOptions(time_limit=body.time_limit, session_id=body.session_id or "")
+    return Asked(config, bool(body.stream), include_usage, options)

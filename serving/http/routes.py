@@ -172,8 +172,8 @@ class Routes:
                 self.served.engine.stream(
                     prompt,
                     asked.config,
+                    options=asked.options,
                     request_id=answer_id if len(prompts) == 1 else f"{answer_id}-{index}",
-                    time_limit=asked.time_limit,
                 )
                 for index, prompt in enumerate(prompts)
             ]
