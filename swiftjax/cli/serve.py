@@ -107,7 +107,7 @@ def serve(
     implementation: opt.Implementation = None,
     chat_template: opt.ChatTemplate = None,
     max_queue_len: MaxQueueLen = opt.ENGINE_DEFAULTS.max_queue_len,
-    policy: Policy = opt.ENGINE_DEFAULTS.policy,
+    policy: Policy = "fcfs",
     no_prefix_cache: NoPrefixCache = False,
     swap_space_gib: SwapSpaceGib = opt.ENGINE_DEFAULTS.swap_space_gib,
     trace: opt.Trace = None,
