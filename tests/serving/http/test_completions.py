@@ -140,3 +140,15 @@ def test_prefix_hash_is_that_of_the_head() -> None:
         assert await name([1] * 64 + [2]) == await name([1] * 64 + [3]) != await name([1, 2])
 
     run(body)
+
+
+def test_b015_seed_reaches_the_engine_and_is_fresh_without_one() -> None:
+    async def body(service: HttpService) -> None:
+        seeds: list[int] = []
+        submit = service.engine._link.submit
+        service.engine._link.submit = lambda r: (seeds.append(r.seed), submit(r))  # type: ignore
+        for fields in ({"seed": 42}, {"seed": 2**64 - 1}, {}, {}):
+            await service.post(PATH, {"prompt": "a", "max_tokens": 1} | fields)
+        assert seeds[:2] == [42, 2**64 - 1] and seeds[2] != seeds[3]
+
+    run(body)
