@@ -14,6 +14,7 @@ from swiftjax.cli.convert import convert
 from swiftjax.cli.demo import demo
 from swiftjax.cli.doctor import doctor
 from swiftjax.cli.generate import generate
+from swiftjax.cli.replay import replay
 from swiftjax.cli.reporting import ReportingGroup
 from swiftjax.cli.serve import serve
 
@@ -49,7 +50,7 @@ def _root(
     """Run LLaMA-family language models with JAX."""
 
 
-for command in (convert, generate, chat, serve, doctor, demo):
+for command in (convert, generate, chat, serve, replay, doctor, demo):
     app.command()(command)
 
 

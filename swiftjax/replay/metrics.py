@@ -5,12 +5,14 @@ the `replay` command, which sums them up.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from swiftjax.engine.request import FinishReason, Request, StepOutput
+
+SPREADS = ("waiting", "ttft", "inter_token")
 
 
 @dataclass(slots=True)
@@ -115,6 +117,11 @@ class Summary:
     preemptions: int
     steps: int
     seconds: float
+
+    def as_json(self) -> dict[str, Any]:
+        """All figures by name; times in seconds."""
+        spreads = {name: getattr(self, name)._asdict() for name in SPREADS}
+        return asdict(self) | spreads
 
 
 def summarise(policy: str, run: Run, goal: Goal) -> Summary:

@@ -5,11 +5,12 @@ are equal where the recorded prefixes were. Knows no clock.
 """
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from swiftjax.config import SchedulerConfig
+from swiftjax.config import QueuePolicyChoice, SchedulerConfig
 from swiftjax.engine.observer import Command
+from swiftjax.engine.policies import victim_policy_for
 from swiftjax.engine.preemption import PreemptionCosts
 from swiftjax.engine.request import GenerationConfig, Request, RequestOptions
 from swiftjax.errors import InvalidRequestError
@@ -91,6 +92,33 @@ class Workload:
     def overlaps(self) -> bool:
         """Whether steps were planned while others ran."""
         return any(step.in_flight for step in self.steps)
+
+    def with_policy(self, policy: QueuePolicyChoice) -> "Workload":
+        """The same under another queue policy, with the victims that go with it."""
+        victim = victim_policy_for(policy)
+        return replace(self, config=replace(self.config, policy=policy, victim_policy=victim))
+
+    def resized(
+        self,
+        max_num_seqs: int | None = None,
+        max_num_batched_tokens: int | None = None,
+        page_size: int | None = None,
+        max_total_token_num: int | None = None,
+    ) -> "Workload":
+        """The same for an engine of other sizes; None keeps one."""
+        config = self.config
+        page_size = page_size or self.page_size
+        tokens = max_total_token_num or self.num_pages * self.page_size
+        return replace(
+            self,
+            config=replace(
+                config,
+                max_num_seqs=max_num_seqs or config.max_num_seqs,
+                max_num_batched_tokens=max_num_batched_tokens or config.max_num_batched_tokens,
+            ),
+            page_size=page_size,
+            num_pages=-(-tokens // page_size),
+        )
 
     @property
     def max_pages(self) -> int:

@@ -11,7 +11,7 @@ import pytest
 from tests.cli.conftest import Cli, assert_one_clear_line
 from tests.tiny_checkpoints import tiny_config, write_checkpoint
 
-COMMANDS = ("convert", "generate", "chat", "serve", "doctor", "demo")
+COMMANDS = ("convert", "generate", "chat", "serve", "replay", "doctor", "demo")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -58,6 +58,7 @@ def test_help_loads_neither_jax_nor_grpc() -> None:
         ["serve", "m", "--grpc-port", "70000"],
         ["serve", "m", "--unknown"],
         ["serve", "m", "--policy", "lottery"],
+        ["replay", "--requests", "0"],
     ],
 )
 def test_bad_usage_is_2(cli: Cli, args: list[str]) -> None:
@@ -84,6 +85,14 @@ def test_bad_usage_is_2(cli: Cli, args: list[str]) -> None:
         (["serve", "m", "--host", "0.0.0.0"], ["0.0.0.0", "--insecure"]),
         (["serve", "m", "--host", "::"], ["::", "--insecure"]),
         (["serve", "m", "--chat-template", "/no/such/file"], ["/no/such/file"]),
+        (["replay"], ["--synthetic"]),
+        (["replay", "/no/such/trace"], ["/no/such/trace"]),
+        (["replay", "t", "--synthetic", "poisson:1"], ["either"]),
+        (["replay", "--synthetic", "poisson:-1"], ["poisson:-1", "poisson:8"]),
+        (["replay", "t", "--policy", "lottery"], ["lottery", "shortest-first", "file.py:function"]),
+        (["replay", "t", "--policy", "/no/such.py:f"], ["/no/such.py"]),
+        (["replay", "--synthetic", "poisson:1", "--cost-model", "h100"], ["h100", "llama3-8b"]),
+        (["replay", "--synthetic", "poisson:1", "--cost-model", "recorded"], ["FILE"]),
     ],
 )
 def test_bad_input_is_2_and_named(cli: Cli, args: list[str], words: list[str]) -> None:
