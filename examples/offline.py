@@ -23,7 +23,7 @@ def main() -> None:
     for prompt, answer in zip(PROMPTS, answers, strict=True):
         print(f"{prompt!r} -> {answer.text!r} ({answer.finish_reason})")
     tokens = sum(len(answer.token_ids) for answer in answers)
-    print(f"{tokens} tokens in {seconds:.1f} s, compilation included")
+    print(f"{tokens} tokens in {seconds:.1f} s, what had to be compiled included")
 
 
 if __name__ == "__main__":

@@ -14,80 +14,38 @@ import numpy as np
 
 from swiftjax.build import BuiltCore as BuiltCore
 from swiftjax.build import build_core as build_core
-from swiftjax.config import Dtype, EngineConfig
-from swiftjax.engine.answers import AnswerStream
+from swiftjax.config import Dtype, EngineConfig, QueuePolicyChoice, VictimPolicyName
 from swiftjax.engine.async_engine import AsyncEngine, ThreadLink
 from swiftjax.engine.request import (
     MAX_TOKENS,
     NO_OPTIONS,
-    Choice,
     GenerationConfig,
     Prompt,
     Request,
     RequestOptions,
     RequestOutput,
     StepOutput,
-    StreamOutput,
-    Timings,
     resolve_request,
 )
-from swiftjax.engine.tokenizer import Tokenizer
+from swiftjax.engine.whole_answer import WholeAnswer
 from swiftjax.errors import InvalidRequestError, NotFoundError, SwiftJaxError
 
 
 def start_async_engine(
-    config: EngineConfig, progress: Callable[[int, int], None] | None = None
+    config: EngineConfig,
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    warm_up: bool = True,
 ) -> AsyncEngine:
-    """Build a core and put it behind an engine thread of this process."""
+    """Build a core and put it behind an engine thread of this process.
+
+    Without `warm_up` a step is compiled when it is first needed, and everybody waits for it.
+    """
     built = build_core(config, progress)
-    return AsyncEngine(ThreadLink(built.core), built.tokenizer, built.core.limits)
-
-
-class _Answer:
-    """The answer to one request while it grows."""
-
-    def __init__(self, request: Request, tokenizer: Tokenizer, prompt_text: str | None) -> None:
-        self.request = request
-        self._stream = AnswerStream(request, tokenizer, prompt_text)
-        self._deltas: list[list[StreamOutput]] = [[] for _ in range(request.generation.n)]
-        self._first_token: float | None = None
-
-    def add(self, output: StepOutput) -> StreamOutput | None:
-        """Take one step's output of one choice; what it adds, None after the choice's end."""
-        if output.token_ids and self._first_token is None:
-            self._first_token = time.monotonic() - self.request.arrival_time
-        deltas = self._stream.merge([output])
-        for delta in deltas:
-            self._deltas[delta.index].append(delta)
-        return deltas[0] if deltas else None
-
-    def whole(self) -> RequestOutput | None:
-        """The whole answer, once all its choices have ended."""
-        if not self._stream.is_done:
-            return None
-        total = time.monotonic() - self.request.arrival_time
-        prompts = [d.prompt for d in self._deltas[0] if d.prompt is not None]
-        return RequestOutput(
-            request_id=self.request.request_id,
-            prompt_token_ids=self.request.prompt_token_ids,
-            choices=tuple(_join(deltas) for deltas in self._deltas),
-            timings=Timings(first_token=self._first_token, total=total),
-            prompt=prompts[0] if prompts else None,
-            num_cached_tokens=self._deltas[0][-1].num_cached_tokens,
-        )
-
-
-def _join(deltas: list[StreamOutput]) -> Choice:
-    reason = deltas[-1].finish_reason
-    assert reason is not None
-    return Choice(
-        index=deltas[0].index,
-        text="".join(d.text for d in deltas),
-        token_ids=tuple(i for d in deltas for i in d.token_ids),
-        logprobs=tuple(p for d in deltas for p in d.logprobs),
-        top_logprobs=tuple(top for d in deltas for top in d.top_logprobs),
-        finish_reason=reason,
-    )
+    if warm_up:
+        built.warm_up()
+    core = built.core
+    return AsyncEngine(ThreadLink(core), built.tokenizer, core.limits, config.readers)
 
 
 class Engine:
@@ -96,7 +54,10 @@ class Engine:
     `generate` answers prompts; `add_request`, `step`, `is_request_finished` and
     `get_completed_requests` are the same engine one step at a time. `max_total_token_num` is the
     size of the KV cache in tokens and `max_batch_size` the number of requests that run together;
-    None leaves a choice to the device and the checkpoint.
+    None leaves a choice to the device and the checkpoint. `warm_up` compiles every step at once, by
+    default on a GPU; otherwise each is compiled when it is first needed, which is sooner done for a
+    short script, and what is preempted is computed again, never swapped, unless
+    `engine.built.measure_swap()` was called.
     """
 
     def __init__(
@@ -112,7 +73,12 @@ class Engine:
         max_num_batched_tokens: int | None = None,
         implementation: str | None = None,
         chat_template: str | None = None,
+        policy: QueuePolicyChoice = "fcfs",
+        victim_policy: VictimPolicyName | None = None,
+        prefix_cache: bool = True,
+        swap_space_gib: float = 4.0,
         trace: str | None = None,
+        warm_up: bool | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         config = EngineConfig(
@@ -126,10 +92,17 @@ class Engine:
             max_num_batched_tokens=max_num_batched_tokens,
             implementation=implementation,
             chat_template=chat_template,
+            policy=policy,
+            victim_policy=victim_policy,
+            prefix_cache=prefix_cache,
+            swap_space_gib=swap_space_gib,
             trace=trace,
             max_queue_len=MAX_TOKENS,  # whoever calls a blocking engine is the only one to wait
         )
-        self._take(build_core(config, progress))
+        built = build_core(config, progress)
+        if built.is_on_gpu if warm_up is None else warm_up:
+            built.warm_up()
+        self._take(built)
 
     @classmethod
     def from_core(cls, built: BuiltCore) -> "Engine":
@@ -142,7 +115,7 @@ class Engine:
         self.built = built
         self.tokenizer = built.tokenizer
         self._core = built.core
-        self._growing: dict[str, _Answer] = {}
+        self._growing: dict[str, WholeAnswer] = {}
         self._completed: dict[str, RequestOutput] = {}
         self._ids = itertools.count()
 
@@ -247,7 +220,7 @@ class Engine:
         if request.request_id in self._completed:
             raise InvalidRequestError(f"request id {request.request_id!r} is already in use")
         self._core.submit(request)
-        self._growing[request.request_id] = _Answer(
+        self._growing[request.request_id] = WholeAnswer(
             request, self.tokenizer, prompt if isinstance(prompt, str) else None
         )
         return request.request_id

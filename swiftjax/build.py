@@ -56,16 +56,29 @@ class BuiltCore(NamedTuple):
     def warm_up(self, progress: Callable[[int, int], None] | None = None) -> float:
         """Compile every step shape; afterwards no request waits for the compiler.
 
-        Where there is room on the host for pages, also measures what moving them costs.
+        Also does what `measure_swap` does.
         """
         seconds = self.runner.warm_up(self.buckets.all, progress)
+        self.measure_swap()
+        return seconds
+
+    def measure_swap(self) -> None:
+        """Measure what moving a page and computing a token cost, where the host has room for pages.
+
+        Until then preempted sequences are computed again. Compiles the largest step if need be, and
+        the two programs that move pages; call it while nothing is computed.
+        """
         host_pages = self.swap_bytes // self.memory.page_bytes
         if host_pages:
             per_page, per_token = self.runner.measure(self.buckets.mixed[-1])
             self.core.scheduler.costs = PreemptionCosts(
                 host_pages=host_pages, seconds_per_page=per_page, seconds_per_token=per_token
             )
-        return seconds
+
+    @property
+    def is_on_gpu(self) -> bool:
+        """Whether steps run on a GPU."""
+        return _is_on_gpu()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,7 +133,7 @@ def build_core(
     salt = _prefix_salt(model)
     tracer = Tracer(config.trace, scheduler, salt=salt) if config.trace else None
     # A CPU computes with the cores that the host would plan on, so it has nothing to gain.
-    overlaps = jax.default_backend() == "gpu" if config.overlap is None else config.overlap
+    overlaps = _is_on_gpu() if config.overlap is None else config.overlap
     core = EngineCore(scheduler, runner, buckets, limits, observer=tracer, overlaps=overlaps)
     logger.info("%s kernels; memory:\n%s", implementation, plan.table())
     swap_bytes = int(config.swap_space_gib * GIB)
@@ -169,8 +182,10 @@ def _make_scheduler(
         max_num_batched_tokens=sizes.max_num_batched_tokens,
         max_queue_len=config.max_queue_len,
         policy=config.policy,
-        victim_policy=victim_policy_for(config.policy),
+        victim_policy=config.victim_policy or victim_policy_for(config.policy),
         prefix_cache=config.prefix_cache,
+        min_batch_size=config.min_batch_size,
+        max_wait=config.max_wait_ms / 1000,
     )
     rows = RowTable(sizes.max_num_seqs, sizes.max_pages_per_seq)
     return Scheduler(scheduling, pool, rows, salt=_prefix_salt(model), model_version=model_version)
@@ -199,7 +214,7 @@ def _configure_jax(memory_fraction: float) -> None:
 
 
 def _choose_sizes(config: EngineConfig, model: ModelConfig) -> _Sizes:
-    on_gpu = jax.default_backend() == "gpu"
+    on_gpu = _is_on_gpu()
     # Dynamic scaling exists to go beyond the trained length, every other kind states its own.
     growth = model.rope.factor if model.rope.kind == "dynamic" else 1.0
     longest = int(model.max_position * growth)
@@ -250,6 +265,10 @@ def _plan_memory(
         max_pages=sizes.max_num_seqs * sizes.max_pages_per_seq,
         asked_pages=asked_pages,
     )
+
+
+def _is_on_gpu() -> bool:
+    return jax.default_backend() == "gpu"
 
 
 def _host_memory_bytes() -> int:

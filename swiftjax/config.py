@@ -19,6 +19,9 @@ QueuePolicyName = Literal["fcfs", "priority", "shortest-first", "short-before-lo
 QueuePolicyChoice = QueuePolicyName | Callable[..., Any]
 QUEUE_POLICY_NAMES: tuple[QueuePolicyName, ...] = get_args(QueuePolicyName)
 VictimPolicyName = Literal["newest", "least-important"]
+VICTIM_POLICY_NAMES: tuple[VictimPolicyName, ...] = get_args(VictimPolicyName)
+
+MAX_WAIT_MS = 60_000.0
 
 # model_type in config.json -> the class name HF gives the causal model
 FAMILIES: dict[str, str] = {
@@ -92,12 +95,32 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ReaderLimits:
+    """How far a reader may fall behind. Raises InvalidRequestError for a value out of range.
+
+    A request is paused while more than `max_unread_tokens` of it, all choices together, were not
+    read, and aborted when nothing was read for `max_paused_seconds` of that (infinity: never).
+    """
+
+    max_unread_tokens: int = 1024
+    max_paused_seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.max_unread_tokens < 1 or not self.max_paused_seconds > 0:
+            raise InvalidRequestError(
+                f"max_unread_tokens is {self.max_unread_tokens} and max_paused_seconds "
+                f"{self.max_paused_seconds:g}; both must be positive"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class EngineConfig:
     """How to build an engine. `None` leaves the choice to the device and the checkpoint.
 
     `swap_space_gib` bounds the host memory that preempted sequences may take; 0 means that they are
-    always computed again. `trace` is a file to record what the scheduler decides. Raises
-    InvalidRequestError for a value outside its range.
+    always computed again. Newcomers are held back until `min_batch_size` of them wait or one has
+    waited for `max_wait_ms`; by default they are not. `trace` is a file to record what the
+    scheduler decides. Raises InvalidRequestError for a value outside its range.
     """
 
     model_path: str
@@ -112,10 +135,14 @@ class EngineConfig:
     chat_template: str | None = None
     max_queue_len: int = 1024
     policy: QueuePolicyChoice = "fcfs"
+    victim_policy: VictimPolicyName | None = None
+    min_batch_size: int = 1
+    max_wait_ms: float = 0.0
     prefix_cache: bool = True
     swap_space_gib: float = 4.0
     trace: str | None = None
     overlap: bool | None = None
+    readers: ReaderLimits = field(default_factory=ReaderLimits)  # of an AsyncEngine
 
     def __post_init__(self) -> None:
         if not _is_number(self.gpu_memory_utilization) or not 0 < self.gpu_memory_utilization <= 1:
@@ -133,18 +160,34 @@ class EngineConfig:
             "max_num_batched_tokens",
             "page_size",
             "max_queue_len",
+            "min_batch_size",
         ):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
                 raise InvalidRequestError(f"{name} is {value!r}; it must be a positive integer")
+        _check_gate(self.min_batch_size, self.max_wait_ms)
         if isinstance(self.policy, str) or not callable(self.policy):
             _check_choice("policy", self.policy, QUEUE_POLICY_NAMES)
+        if self.victim_policy is not None:
+            _check_choice("victim_policy", self.victim_policy, VICTIM_POLICY_NAMES)
         if self.dtype is not None:
             _check_choice("dtype", self.dtype, DTYPES)
 
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _check_gate(min_batch_size: int, max_wait_ms: float) -> None:
+    if not _is_number(max_wait_ms) or not 0 <= max_wait_ms <= MAX_WAIT_MS:
+        raise InvalidRequestError(
+            f"max_wait_ms is {max_wait_ms!r}; it must lie in [0, {MAX_WAIT_MS:g}]"
+        )
+    if (min_batch_size > 1) != (max_wait_ms > 0):
+        raise InvalidRequestError(
+            f"min_batch_size is {min_batch_size} and max_wait_ms {max_wait_ms:g}: newcomers are "
+            "held back only with both, so set the other one too (e.g. 2 and 10) or neither"
+        )
 
 
 def _check_choice(name: str, value: str, known: Sequence[str]) -> None:

@@ -19,6 +19,9 @@ BAD = {
     "max_batch_size": "0, -1, 2.5, '8', True",
     "max_total_token_num": "0, 'many'",
     "max_queue_len": "0, 1.0",
+    "min_batch_size": "0, 2.5, '2', 2",  # 2 alone would hold nobody back
+    "max_wait_ms": "-1, float('nan'), '10', 1e9, 5.5",
+    "victim_policy": "'lottery', ''",
     "policy": "'lottery', '', None",
     "dtype": "'int8', 'float'",
 }

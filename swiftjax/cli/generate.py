@@ -9,7 +9,7 @@ import typer
 from swiftjax.cli import options as opt
 from swiftjax.cli.loading import load_core
 from swiftjax.config import EngineConfig
-from swiftjax.engine.request import GenerationConfig
+from swiftjax.engine.request import GenerationConfig, RequestOptions
 from swiftjax.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -43,6 +43,10 @@ PromptLogprobs = Annotated[
     int | None, typer.Option(help="The same for the prompt's tokens.", show_default="none")
 ]
 Echo = Annotated[bool, typer.Option("--echo", help="Print the prompt too.", show_default="off")]
+TimeLimit = Annotated[
+    float | None,
+    typer.Option(help="End with what there is after so many seconds.", show_default="none"),
+]
 TokenIds = Annotated[
     bool,
     typer.Option("--token-ids", help="Prompts are token ids, like '1 2 3'.", show_default="off"),
@@ -70,10 +74,12 @@ def generate(
     stop: Stop = None,
     stop_token_id: StopTokenId = None,
     ignore_eos: IgnoreEos = False,
+    time_limit: TimeLimit = None,
     token_ids: TokenIds = False,
     dtype: opt.DtypeOption = None,
     gpu_memory_utilization: opt.GpuMemoryUtilization = opt.ENGINE_DEFAULTS.gpu_memory_utilization,
     implementation: opt.Implementation = None,
+    no_prefix_cache: opt.NoPrefixCache = False,
     trace: opt.Trace = None,
     as_json: opt.Json = False,
     quiet: opt.Quiet = False,
@@ -105,9 +111,11 @@ def generate(
         dtype=dtype,
         gpu_memory_utilization=gpu_memory_utilization,
         implementation=implementation,
+        prefix_cache=not no_prefix_cache,
         trace=trace,
     )
-    for output in _answer(config, prompts, generation, quiet):
+    options = RequestOptions(time_limit=time_limit)
+    for output in _answer(config, prompts, generation, options, quiet):
         for choice in output.choices:
             print(_to_json(output, choice) if as_json else choice.text, flush=True)
 
@@ -118,12 +126,16 @@ def _read_prompts(given: list[str] | None, token_ids: bool) -> "list[Prompt]":
 
 
 def _answer(
-    config: EngineConfig, prompts: "list[Prompt]", generation: GenerationConfig, quiet: bool
+    config: EngineConfig,
+    prompts: "list[Prompt]",
+    generation: GenerationConfig,
+    options: RequestOptions,
+    quiet: bool,
 ) -> "list[RequestOutput]":
     built = load_core(config, warm=False, quiet=quiet)
     from swiftjax.api import Engine
 
-    return Engine.from_core(built).generate(prompts, generation)
+    return Engine.from_core(built).generate(prompts, generation, options=options)
 
 
 def _read_stdin() -> str:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from swiftjax.config import Dtype, EngineConfig
+from swiftjax.config import Dtype, EngineConfig, QueuePolicyName, VictimPolicyName
 from swiftjax.engine.request import GenerationConfig
 
 DEFAULTS = GenerationConfig()
@@ -41,6 +41,28 @@ Implementation = Annotated[
 ChatTemplate = Annotated[
     Path | None,
     typer.Option(help="A file with a Jinja chat template.", show_default="the checkpoint's own"),
+]
+Policy = Annotated[
+    QueuePolicyName, typer.Option(help="Which waiting request starts first; docs/scheduler.md.")
+]
+VictimPolicy = Annotated[
+    VictimPolicyName | None,
+    typer.Option(
+        help="Which running request gives way when the KV cache is full.",
+        show_default="least-important under the priority policy, else newest",
+    ),
+]
+NoPrefixCache = Annotated[
+    bool,
+    typer.Option(
+        "--no-prefix-cache",
+        help="Compute every prompt in full instead of reusing pages of equal prefixes.",
+        show_default="off: reuse",
+    ),
+]
+SwapSpaceGib = Annotated[
+    float,
+    typer.Option(help="Host memory for the pages of preempted requests, in GiB; 0 recomputes."),
 ]
 Trace = Annotated[
     str | None,

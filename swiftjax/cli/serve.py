@@ -13,7 +13,7 @@ from swiftjax.cli import keys
 from swiftjax.cli import options as opt
 from swiftjax.cli.loading import load_core, read_chat_template
 from swiftjax.cli.reporting import print_line
-from swiftjax.config import EngineConfig, QueuePolicyName
+from swiftjax.config import EngineConfig, ReaderLimits
 from swiftjax.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -64,24 +64,20 @@ MaxNumBatchedTokens = Annotated[
 MaxQueueLen = Annotated[
     int, typer.Option(help="Most requests that may wait; more are refused with a time to retry.")
 ]
-Policy = Annotated[
-    QueuePolicyName,
+MinBatchSize = Annotated[
+    int,
     typer.Option(
-        help="Which waiting request starts first. 'priority' and 'fair' tell requests apart by "
-        "fields that gRPC requests do not carry yet, and until then are 'fcfs'."
+        help="With --max-wait-ms: hold newcomers back until so many wait, for larger batches."
     ),
 ]
-NoPrefixCache = Annotated[
-    bool,
-    typer.Option(
-        "--no-prefix-cache",
-        help="Compute every prompt in full instead of reusing pages of equal prefixes.",
-        show_default="off: reuse",
-    ),
+MaxWaitMs = Annotated[
+    float, typer.Option(help="Hold newcomers back for at most so many milliseconds.")
 ]
-SwapSpaceGib = Annotated[
-    float,
-    typer.Option(help="Host memory for the pages of preempted requests, in GiB; 0 recomputes."),
+MaxUnreadTokens = Annotated[
+    int, typer.Option(help="Pause a request whose client has left so many tokens unread.")
+]
+MaxPausedSeconds = Annotated[
+    float, typer.Option(help="Abort it when the client has read nothing for so long.")
 ]
 DrainSeconds = Annotated[
     float, typer.Option(min=0, help="How long running calls may take after SIGTERM.")
@@ -107,9 +103,14 @@ def serve(
     implementation: opt.Implementation = None,
     chat_template: opt.ChatTemplate = None,
     max_queue_len: MaxQueueLen = opt.ENGINE_DEFAULTS.max_queue_len,
-    policy: Policy = "fcfs",
-    no_prefix_cache: NoPrefixCache = False,
-    swap_space_gib: SwapSpaceGib = opt.ENGINE_DEFAULTS.swap_space_gib,
+    policy: opt.Policy = "fcfs",
+    victim_policy: opt.VictimPolicy = None,
+    min_batch_size: MinBatchSize = opt.ENGINE_DEFAULTS.min_batch_size,
+    max_wait_ms: MaxWaitMs = opt.ENGINE_DEFAULTS.max_wait_ms,
+    no_prefix_cache: opt.NoPrefixCache = False,
+    swap_space_gib: opt.SwapSpaceGib = opt.ENGINE_DEFAULTS.swap_space_gib,
+    max_unread_tokens: MaxUnreadTokens = opt.ENGINE_DEFAULTS.readers.max_unread_tokens,
+    max_paused_seconds: MaxPausedSeconds = opt.ENGINE_DEFAULTS.readers.max_paused_seconds,
     trace: opt.Trace = None,
     drain_seconds: DrainSeconds = 30.0,
     quiet: opt.Quiet = False,
@@ -132,9 +133,15 @@ def serve(
         chat_template=read_chat_template(chat_template),
         max_queue_len=max_queue_len,
         policy=policy,
+        victim_policy=victim_policy,
+        min_batch_size=min_batch_size,
+        max_wait_ms=max_wait_ms,
         prefix_cache=not no_prefix_cache,
         swap_space_gib=swap_space_gib,
         trace=trace,
+        readers=ReaderLimits(
+            max_unread_tokens=max_unread_tokens, max_paused_seconds=max_paused_seconds
+        ),
     )
     # Before grpc is imported: a taken port is told in our words, not in those of its C core too.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -196,7 +203,7 @@ def _load(config: EngineConfig, quiet: bool) -> "Served":
 
     built = load_core(config, warm=True, quiet=quiet)
     limits = built.core.limits
-    engine = AsyncEngine(ThreadLink(built.core), built.tokenizer, limits)
+    engine = AsyncEngine(ThreadLink(built.core), built.tokenizer, limits, config.readers)
     # The last part only: where the model lies on this machine is nobody's business.
     name = Path(config.model_path).name
     return Served(engine, describe_model(name, built.model_config, limits, built.tokenizer))

@@ -10,12 +10,12 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 
+from swiftjax.config import ReaderLimits
 from swiftjax.engine.answers import AnswerStream
 from swiftjax.engine.core import CoreStats, EngineLimits
 from swiftjax.engine.engine_link import Ended, EngineEvent, EngineLink, Refused
 from swiftjax.engine.engine_link import ThreadLink as ThreadLink
 from swiftjax.engine.mailbox import Mailbox
-from swiftjax.engine.mailbox import ReaderLimits as ReaderLimits
 from swiftjax.engine.request import (
     NO_OPTIONS,
     GenerationConfig,

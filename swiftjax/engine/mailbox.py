@@ -6,30 +6,11 @@ and all other streams go on. Lives on the event loop; made and filled by `AsyncE
 
 import asyncio
 import time
-from dataclasses import dataclass
 
+from swiftjax.config import ReaderLimits
 from swiftjax.engine.engine_link import EngineLink
 from swiftjax.engine.request import Request, StepOutput
-from swiftjax.errors import InvalidRequestError, SwiftJaxError
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReaderLimits:
-    """How far a reader may fall behind. Raises InvalidRequestError for a value out of range.
-
-    A request is paused while more than `max_unread_tokens` of it, all choices together, were not
-    read, and aborted when nothing was read for `max_paused_seconds` of that (infinity: never).
-    """
-
-    max_unread_tokens: int = 1024
-    max_paused_seconds: float = 60.0
-
-    def __post_init__(self) -> None:
-        if self.max_unread_tokens < 1 or not self.max_paused_seconds > 0:
-            raise InvalidRequestError(
-                f"max_unread_tokens is {self.max_unread_tokens} and max_paused_seconds "
-                f"{self.max_paused_seconds:g}; both must be positive"
-            )
+from swiftjax.errors import SwiftJaxError
 
 
 class Mailbox:

@@ -15,8 +15,8 @@ import grpc
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from swiftjax.config import ModelConfig
-from swiftjax.engine.async_engine import AsyncEngine, ReaderLimits, ThreadLink
+from swiftjax.config import ModelConfig, ReaderLimits
+from swiftjax.engine.async_engine import AsyncEngine, ThreadLink
 from swiftjax.engine.core import EngineCore
 from swiftjax.engine.tokenizer import Tokenizer
 from swiftjax.serving.generation_service import Served

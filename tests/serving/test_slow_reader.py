@@ -10,7 +10,8 @@ import grpc
 import pytest
 
 from swiftjax.batch import Batch, PageMoves
-from swiftjax.engine.async_engine import AsyncEngine, ReaderLimits
+from swiftjax.config import ReaderLimits
+from swiftjax.engine.async_engine import AsyncEngine
 from swiftjax.engine.request import GenerationConfig, StreamOutput
 from swiftjax.errors import InvalidRequestError
 from swiftjax.serving.proto import swiftjax_pb2 as pb
