@@ -1,7 +1,7 @@
 """Paged attention and KV writes: the ops that the model calls, each with several implementations.
 
 `reference.py` says what every op means; read it first. Nothing here knows the rest of SwiftJAX, so
-the folder can be used alone. The model calls the three ops; `choose_implementation` is called once,
+the folder can be used alone. The model calls the ops; `choose_implementation` is called once,
 where the engine is built.
 """
 
@@ -13,6 +13,8 @@ from swiftjax.kernels.implementation import (
     choose_implementation,
 )
 from swiftjax.kernels.ragged_attention import ragged_attention
+from swiftjax.kernels.reference import rms_norm
+from swiftjax.kernels.rope_write import rope_write
 from swiftjax.kernels.write_kv import write_kv
 
 __all__ = [
@@ -22,5 +24,7 @@ __all__ = [
     "choose_implementation",
     "decode_attention",
     "ragged_attention",
+    "rms_norm",
+    "rope_write",
     "write_kv",
 ]

@@ -120,3 +120,46 @@ def write_kv(
         k_pages.at[page, :, offset].set(k.astype(k_pages.dtype), mode="drop"),
         v_pages.at[page, :, offset].set(v.astype(v_pages.dtype), mode="drop"),
     )
+
+
+def rope_write(
+    k_pages: Float[Array, "P K S H"],
+    v_pages: Float[Array, "P K S H"],
+    qkv: Float[Array, "T X"],
+    cos: Float[Array, "T half"],
+    sin: Float[Array, "T half"],
+    slot_mapping: Int32[Array, " T"],
+    *,
+    q_norm: Float[Array, " H"] | None = None,
+    k_norm: Float[Array, " H"] | None = None,
+    eps: float = 0.0,
+) -> tuple[Float[Array, "T N H"], Float[Array, "P K S H"], Float[Array, "P K S H"]]:
+    """Split query, key and value heads; normalise and rotate the first two; store the last two."""
+    _, num_kv_heads, _, head_dim = k_pages.shape
+    heads = qkv.reshape(qkv.shape[0], -1, head_dim)
+    n = heads.shape[1] - 2 * num_kv_heads
+    q, k, v = heads[:, :n], heads[:, n : n + num_kv_heads], heads[:, n + num_kv_heads :]
+    if q_norm is not None and k_norm is not None:
+        q, k = rms_norm(q, q_norm, eps), rms_norm(k, k_norm, eps)
+    q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+    return q, *write_kv(k_pages, v_pages, k, v, slot_mapping)
+
+
+def rotate(
+    x: Float[Array, "T heads H"], cos: Float[Array, "T half"], sin: Float[Array, "T half"]
+) -> Float[Array, "T heads H"]:
+    """Rotate pair j = (x[j], x[j + H/2]) by its angle (Hugging Face order), in float32."""
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    cos, sin = cos[:, None, :], sin[:, None, :]
+    rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return rotated.astype(x.dtype)
+
+
+def rms_norm(
+    x: Float[Array, "*rows D"], scale: Float[Array, " D"], eps: float
+) -> Float[Array, "*rows D"]:
+    """Divide the last axis by its root mean square, in float32, and scale it."""
+    wide = x.astype(jnp.float32)
+    mean_square = jnp.mean(wide * wide, axis=-1, keepdims=True)
+    factors = lax.expand_dims(scale.astype(jnp.float32), range(x.ndim - 1))
+    return (wide * lax.rsqrt(mean_square + eps) * factors).astype(x.dtype)

@@ -21,7 +21,7 @@ from swiftjax.batch import Batch
 from swiftjax.config import ModelConfig
 from swiftjax.model.kv_cache import KVCache
 from swiftjax.model.linear import Linear, dot_precision
-from swiftjax.model.rope import RopeTable, apply_rope, dynamic_rope_angles, rope_angles
+from swiftjax.model.rope import RopeTable, dynamic_rope_angles, rope_angles
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +43,7 @@ class RMSNorm(nnx.Module):
 
     def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
         """Normalise the last axis."""
-        wide = x.astype(jnp.float32)
-        mean_square = jnp.mean(wide * wide, axis=-1, keepdims=True)
-        scale = lax.expand_dims(self.scale[...].astype(jnp.float32), range(x.ndim - 1))
-        return (wide * lax.rsqrt(mean_square + self.eps) * scale).astype(x.dtype)
+        return kernels.rms_norm(x, self.scale[...], self.eps)
 
 
 class Attention(nnx.Module):
@@ -57,7 +54,7 @@ class Attention(nnx.Module):
     ) -> None:
         c = config
         self.num_heads, self.num_kv_heads, self.head_dim = c.num_heads, c.num_kv_heads, c.head_dim
-        self.window = c.window(layer)
+        self.window, self.eps = c.window(layer), c.rms_norm_eps
         width = c.num_heads * c.head_dim
         qkv_width = width + 2 * c.num_kv_heads * c.head_dim
         self.qkv = Linear(c.hidden_size, qkv_width, use_bias=c.qkv_bias, dtype=dtype, rngs=rngs)
@@ -74,28 +71,24 @@ class Attention(nnx.Module):
         inputs: LayerInputs,
     ) -> tuple[Float[Array, "T D"], Float[Array, "P K S H"], Float[Array, "P K S H"]]:
         """Write the new keys and values to their pages, then attend."""
-        q, k, v = self._project(x, inputs)
-        with jax.named_scope("write_kv"):
-            keys, values = kernels.write_kv(
-                keys, values, k, v, inputs.batch.slot_mapping, implementation=inputs.implementation
+        with jax.named_scope("qkv"):
+            qkv = self.qkv(x)
+        with jax.named_scope("rope"):
+            q, keys, values = kernels.rope_write(
+                keys,
+                values,
+                qkv,
+                inputs.cos,
+                inputs.sin,
+                inputs.batch.slot_mapping,
+                q_norm=None if self.q_norm is None else self.q_norm.scale[...],
+                k_norm=None if self.k_norm is None else self.k_norm.scale[...],
+                eps=self.eps,
+                implementation=inputs.implementation,
             )
         with jax.named_scope("attention"):
             out = self._attend(q, keys, values, inputs)
         return self.output(out.reshape(x.shape[0], -1)), keys, values
-
-    def _project(
-        self, x: Float[Array, "T D"], inputs: LayerInputs
-    ) -> tuple[Float[Array, "T N H"], Float[Array, "T K H"], Float[Array, "T K H"]]:
-        with jax.named_scope("qkv"):
-            heads = self.qkv(x).reshape(x.shape[0], -1, self.head_dim)
-            n, k = self.num_heads, self.num_kv_heads
-            queries, keys, values = heads[:, :n], heads[:, n : n + k], heads[:, n + k :]
-            if self.q_norm is not None and self.k_norm is not None:
-                queries, keys = self.q_norm(queries), self.k_norm(keys)
-        with jax.named_scope("rope"):
-            queries = apply_rope(queries, inputs.cos, inputs.sin)
-            keys = apply_rope(keys, inputs.cos, inputs.sin)
-        return queries, keys, values
 
     def _attend(
         self,

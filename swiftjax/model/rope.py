@@ -1,8 +1,9 @@
-"""Rotary position embedding: inverse frequencies of every scaling kind, exact angles, rotation.
+"""Rotary position embedding: inverse frequencies of every scaling kind, and exact angles.
 
 The angle of position p is the sum of two angles, one for p % 1024 and one for p // 1024; both come
 from small fp32 tables made in fp64 on the host, so cos and sin stay exact to fp32 rounding at
-positions beyond a million. Knows nothing of batches or pages; called by `model/llama.py`.
+positions beyond a million. Knows nothing of batches or pages; called by `model/llama.py`. The
+rotation itself is part of `kernels.rope_write`.
 """
 
 import math
@@ -111,16 +112,6 @@ def dynamic_rope_angles(
     is_long = (over > 0.0)[:, None]
     cos = jnp.where(is_long, jnp.cos(angles), table_cos)
     return cos, jnp.where(is_long, jnp.sin(angles), table_sin)
-
-
-def apply_rope(
-    x: Float[Array, "T heads H"], cos: Float[Array, "T half"], sin: Float[Array, "T half"]
-) -> Float[Array, "T heads H"]:
-    """Rotate pair j = (x[j], x[j + H/2]) by its angle (Hugging Face order), in fp32."""
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    cos, sin = cos[:, None, :], sin[:, None, :]
-    rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-    return rotated.astype(x.dtype)
 
 
 def _unit_circle(positions: np.ndarray, frequencies: np.ndarray) -> Float64[np.ndarray, "p half 2"]:

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_mesh
 
-from swiftjax.kernels import _triton, decode_attention, ragged_attention, write_kv
+from swiftjax.kernels import _triton, decode_attention, ragged_attention, rope_write, write_kv
 from swiftjax.kernels.decode_attention import choose_decode_config
 from swiftjax.kernels.ragged_attention import choose_ragged_config
 
@@ -92,6 +92,26 @@ def test_write_kv_lowers(name: str, num_tokens: int) -> None:
 
     text = cross_lower(f, pages, pages, tokens, tokens, spec(num_tokens))
     assert text.count("__gpu$xla.gpu.triton") == 1
+
+
+@pytest.mark.parametrize("num_tokens", [1, 37, 512])
+@pytest.mark.parametrize("name", MODELS)
+def test_rope_write_lowers(name: str, num_tokens: int) -> None:
+    heads, group, width, page, dtype, _, _ = MODELS[name]
+    pages = spec(100, heads, page, width, dtype=dtype)
+    qkv = spec(num_tokens, heads * (group + 2) * width, dtype=dtype)
+    angles = spec(num_tokens, width // 2, dtype=jnp.float32)
+    norm = spec(width, dtype=dtype)
+
+    def f(k, v, x, cos, sin, slots, q_norm, k_norm):
+        out, k, v = rope_write(k, v, x, cos, sin, slots, implementation="triton")
+        return rope_write(
+            k, v, x, cos, sin, slots, q_norm=q_norm, k_norm=k_norm, eps=1e-5,
+            implementation="triton",
+        ), out  # fmt: skip
+
+    text = cross_lower(f, pages, pages, qkv, angles, angles, spec(num_tokens), norm, norm)
+    assert text.count("__gpu$xla.gpu.triton") == 2
 
 
 @pytest.mark.parametrize("limit", _triton.SHARED_MEMORY.values())

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from swiftjax.config import ROPE_KINDS, RopeConfig, RopeKind
 from swiftjax.hf_config import read_rope
+from swiftjax.kernels.reference import rotate
 from swiftjax.model.rope import (
-    apply_rope,
     attention_factor,
     dynamic_rope_angles,
     inverse_frequencies,
@@ -196,10 +196,10 @@ def test_dynamic_angles_error_grows_only_with_the_position(
     np.testing.assert_allclose(sin[0], np.sin(angles), rtol=0, atol=tolerance)
 
 
-def test_apply_rope_rotates_half_split_pairs() -> None:
+def test_rotate_rotates_half_split_pairs() -> None:
     x = jnp.arange(12, dtype=jnp.float32).reshape(1, 2, 6)
     angles = np.array([[0.1, 0.2, 0.3]])
-    got = apply_rope(
+    got = rotate(
         x, jnp.asarray(np.cos(angles), jnp.float32), jnp.asarray(np.sin(angles), jnp.float32)
     )
     as_complex = (np.arange(12).reshape(2, 2, 3) * np.array([1, 1j])[None, :, None]).sum(1)
@@ -209,13 +209,13 @@ def test_apply_rope_rotates_half_split_pairs() -> None:
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
-def test_apply_rope_computes_in_fp32_and_keeps_the_dtype(dtype) -> None:
+def test_rotate_computes_in_fp32_and_keeps_the_dtype(dtype) -> None:
     x = jax.random.normal(jax.random.key(0), (5, 3, 16), jnp.float32).astype(dtype)
     table = make_rope_table(LLAMA3_TINY, 16, 100)
     cos, sin = rope_angles(table, jnp.arange(5, dtype=jnp.int32) * 17)
-    got = apply_rope(x, cos, sin)
+    got = rotate(x, cos, sin)
     assert got.dtype == dtype
-    expected = apply_rope(x.astype(jnp.float32), cos, sin).astype(dtype)
+    expected = rotate(x.astype(jnp.float32), cos, sin).astype(dtype)
     np.testing.assert_array_equal(np.asarray(got), np.asarray(expected))
 
 
@@ -232,7 +232,7 @@ def test_scores_depend_on_the_distance_only(kind: RopeKind, base: int, offset: i
 
     def score(q_position: int, k_position: int) -> float:
         turned = [
-            np.asarray(apply_rope(x, *rope_angles(table, jnp.array([p], jnp.int32))))
+            np.asarray(rotate(x, *rope_angles(table, jnp.array([p], jnp.int32))))
             for x, p in ((q, q_position), (k, k_position))
         ]
         return float((turned[0] * turned[1]).sum())
