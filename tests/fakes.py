@@ -126,19 +126,22 @@ def trace_core(core: EngineCore, path: Path) -> Tracer:
 class ContextRunner(FakeRunner):
     """Keeps a cache of token ids, so that a wrong page anywhere changes the answer.
 
-    The next token is a hash of all tokens the sequence attends to, read through its page table.
+    The next token is a hash of all tokens the sequence attends to, read through its page table, and
+    of the seed of its row.
     """
 
     def __init__(self, vocab_size: int, num_pages: int, page_size: int) -> None:
         super().__init__(vocab_size)
         self.cache = np.full((num_pages, page_size), -1, np.int64)
         self.host: dict[str, np.ndarray] = {}
+        self.num_copies = 0  # pages copied to other pages
 
     def dispatch(self, batch: Batch, moves: PageMoves) -> FakePending:
         """Move pages, then compute."""
         self.host |= {m.request_id: self.cache[list(m.page_ids)] for m in moves.out}
         for move in moves.back:
             self.cache[list(move.page_ids)] = self.host.pop(move.request_id)
+        self.num_copies += len(moves.copies)
         self.cache[[c.target for c in moves.copies]] = self.cache[[c.source for c in moves.copies]]
         for name in moves.drop:
             del self.host[name]
@@ -151,25 +154,26 @@ class ContextRunner(FakeRunner):
         flat[batch.slot_mapping[live]] = token_ids[live]
         owner = np.searchsorted(batch.query_starts[1:], batch.sample_rows, side="right")
         tokens = []
-        for i in np.minimum(owner, len(batch.context_lens) - 1):
+        for row, i in enumerate(np.minimum(owner, len(batch.context_lens) - 1)):
             context = self.cache[batch.page_table[i]].reshape(-1)[: batch.context_lens[i]]
-            tokens.append(context_hash(context.tolist(), self.vocab_size))
+            seed = int(batch.sampling.seeds[row, 0])
+            tokens.append(context_hash(context.tolist(), self.vocab_size, seed))
         return tokens
 
 
-def context_hash(tokens: list[int], vocab_size: int) -> int:
-    """A token that depends on every token and on their order."""
-    value = 7
+def context_hash(tokens: list[int], vocab_size: int, seed: int = 0) -> int:
+    """A token that depends on every token, on their order, and on the low half of the seed."""
+    value = 7 + seed % 2**32
     for token in tokens:
         value = (value * 31 + token + 1) % 1_000_003
     return value % vocab_size
 
 
-def greedy_oracle(prompt: list[int], count: int, vocab_size: int) -> list[int]:
-    """What ContextRunner answers, from the tokens alone."""
+def context_oracle(prompt: list[int], count: int, vocab_size: int, seed: int = 0) -> list[int]:
+    """What ContextRunner answers, from the tokens and the seed alone."""
     tokens = list(prompt)
     for _ in range(count):
-        tokens.append(context_hash(tokens, vocab_size))
+        tokens.append(context_hash(tokens, vocab_size, seed))
     return tokens[len(prompt) :]
 
 

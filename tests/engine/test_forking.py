@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from swiftjax.engine.choices import derive_seed
 from swiftjax.engine.core import EngineCore
 from swiftjax.engine.preemption import PreemptionCosts
 from swiftjax.engine.request import GenerationConfig
 from swiftjax.engine.sequence import Sequence
-from tests.fakes import ContextRunner, greedy_oracle, make_fake_core, make_request
+from tests.fakes import ContextRunner, context_oracle, make_fake_core, make_request, run_to_end
 
 VOCAB, PAGE = 97, 4
 SWAP = PreemptionCosts(host_pages=64, seconds_per_token=1.0)
@@ -56,9 +57,9 @@ class Run:
         return sum(int((batch.slot_mapping < size).sum()) for batch in self.runner.batches)
 
     def assert_right(self, *, ended: dict[int, str] | None = None) -> None:
-        """Every choice is the greedy answer, those that were ended early its beginning."""
+        """Every choice is what its seed gives alone, those ended early the beginning of it."""
         for index, (tokens, reason) in enumerate(zip(self.tokens, self.reasons, strict=True)):
-            want = greedy_oracle(self.prompt, len(tokens), VOCAB)
+            want = context_oracle(self.prompt, len(tokens), VOCAB, derive_seed(0, index))
             assert tokens == want, f"choice {index}"
             assert reason == (ended or {}).get(index, "length")
 
@@ -97,6 +98,16 @@ def test_a_full_last_page_is_left_alone_by_the_heir() -> None:
     run.finish()
     run.assert_right()
     assert run.num_computed == 16 + 4
+
+
+def test_an_heir_does_not_write_to_what_the_prefix_cache_shows() -> None:
+    """The page of the last prompt token is full of the first choice's answer by then."""
+    run = Run(14, 2, 5, max_num_seqs=1, prefix_cache=True)
+    run.finish()
+    run.assert_right()
+    second_turn = [*run.prompt, *run.tokens[0][:2], 1]
+    run.core.submit(make_request(run.core, second_turn, request_id="b"))
+    assert run_to_end(run.core)["b"] == context_oracle(second_turn, 4, VOCAB)
 
 
 @pytest.mark.parametrize("max_num_seqs", [1, 2, 3])
