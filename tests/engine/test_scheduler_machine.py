@@ -35,7 +35,7 @@ class FakeMachine(EngineMachine):
         tail = data.draw(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=6))
         keep = data.draw(st.integers(0, 40))
         if self.prompts and data.draw(st.booleans()):  # a second turn
-            key = data.draw(st.sampled_from(sorted(self.prompts)))
+            key = data.draw(st.sampled_from(list(self.prompts)))
             return [*self.prompts[key], *self.oracle[key]][: min(keep, 37)] + tail
         return data.draw(st.sampled_from(BASES))[: keep // 2] + tail
 

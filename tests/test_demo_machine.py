@@ -1,0 +1,94 @@
+"""The state machine of tests/engine over real weights: SmolLM2 in float32, short of pages."""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import run_state_machine_as_test
+
+from swiftjax.build import BuiltCore, build_core
+from swiftjax.config import EngineConfig, SchedulerConfig
+from swiftjax.engine.core import EngineCore
+from swiftjax.engine.page_pool import PagePool
+from swiftjax.engine.preemption import PreemptionCosts
+from swiftjax.engine.request import GenerationConfig
+from swiftjax.engine.rows import RowTable
+from swiftjax.engine.scheduler import Scheduler
+from tests.engine.engine_machine import EngineMachine
+from tests.fakes import make_request, run_to_end
+
+pytestmark = pytest.mark.demo_model
+
+PAGES, PAGE, LENGTH, ROWS, BUDGET = 8, 8, 56, 3, 12
+COSTS = PreemptionCosts(host_pages=6, seconds_per_page=1.0, seconds_per_token=0.3)
+COUNT = (33, 28, 216, 34, 28, 216, 35, 28, 216, 36, 28, 216, 37, 28)  # 1, 2, 3, 4, 5,
+FRANCE = (504, 3575, 282, 4649, 314)  # The capital of France is
+PROMPTS = (COUNT, COUNT[:8], (*COUNT, 216, 38, 28), FRANCE, (*COUNT[:11], *FRANCE))
+
+
+@functools.cache
+def build(checkpoint: str) -> BuiltCore:
+    """One runner for every example: no core trusts what an earlier one left in the pages."""
+    return build_core(
+        EngineConfig(
+            model_path=checkpoint, max_batch_size=ROWS, max_model_len=LENGTH, page_size=PAGE,
+            max_total_token_num=PAGES * PAGE, max_num_batched_tokens=BUDGET,
+        )
+    )  # fmt: skip
+
+
+def core_over(
+    built: BuiltCore, config: SchedulerConfig, clock: Callable[[], float], costs: PreemptionCosts
+) -> EngineCore:
+    rows = RowTable(ROWS, built.buckets.mixed[0].max_pages)
+    scheduler = Scheduler(config, PagePool(PAGES, PAGE), rows, costs=costs)
+    return EngineCore(scheduler, built.runner, built.buckets, built.core.limits, clock)
+
+
+@functools.cache
+def alone(checkpoint: str, prompt: tuple[int, ...], count: int) -> list[int]:
+    """The answer of an engine that does nothing else."""
+    config = SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=BUDGET, prefix_cache=False)
+    core = core_over(build(checkpoint), config, lambda: 0.0, PreemptionCosts())
+    request = make_request(core, list(prompt), GenerationConfig(max_new_tokens=count))
+    core.submit(request)
+    return run_to_end(core)[request.request_id]
+
+
+class DemoMachine(EngineMachine):
+    """Eight pages for prompts of up to 17 tokens and answers of up to 9."""
+
+    max_new_tokens = 9
+    checkpoint = ""
+
+    def make_core(
+        self, policy: str, prefix_cache: bool, budget: int, clock: Callable[[], float]
+    ) -> EngineCore:
+        config = SchedulerConfig(
+            max_num_seqs=ROWS, max_num_batched_tokens=min(budget, BUDGET), policy=policy,
+            prefix_cache=prefix_cache,
+        )  # fmt: skip
+        return core_over(build(self.checkpoint), config, clock, COSTS)
+
+    def draw_prompt(self, data: st.DataObject) -> list[int]:
+        return list(data.draw(st.sampled_from(PROMPTS)))
+
+    def answer(self, prompt: list[int], count: int, index: int) -> list[int]:
+        return alone(self.checkpoint, tuple(prompt), self.max_new_tokens)[:count]
+
+
+def test_the_machine_over_real_weights(demo_checkpoint: Path) -> None:
+    DemoMachine.checkpoint = str(demo_checkpoint)
+    run_state_machine_as_test(
+        DemoMachine,
+        settings=settings(
+            max_examples=6,
+            stateful_step_count=12,
+            suppress_health_check=list(HealthCheck),
+            database=None,
+        ),
+    )
+    assert DemoMachine.num_steps > 100
