@@ -202,7 +202,8 @@ class Scheduler:
         return self._finish_draft(draft)
 
     def _finish_draft(self, draft: PlanDraft) -> Plan:
-        if not draft.work:  # nobody will see this plan
+        if not draft.work:  # nobody will carry this plan out
+            assert not (draft.out or draft.back or draft.copies), "page moves would be lost"
             return draft.finish([])
         draft.admitted += [heir for heir in self._heirs if heir.state == "running"]
         dropped, self._dropped, self._heirs = self._dropped, [], []
@@ -337,9 +338,11 @@ class Scheduler:
         return True
 
     def _swap_in(self, draft: PlanDraft, sequence: Sequence) -> bool:
-        pages = self.pool.allocate(sequence.num_swapped)
-        if pages is None:
+        # With room for what it computes next: a plan without work would lose the move.
+        if self.pool.pages_for(sequence.total_len) > self.pool.num_free:
             return False
+        pages = self.pool.allocate(sequence.num_swapped)
+        assert pages is not None
         draft.back.append(PageMove(sequence.request.request_id, tuple(pages)))
         self._host_pages_used -= sequence.num_swapped
         sequence.num_swapped = sequence.num_published = 0

@@ -6,16 +6,17 @@ computes is up to the subclass.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from swiftjax.config import SchedulerConfig
 from swiftjax.engine.core import EngineCore
 from swiftjax.engine.policies import QUEUE_POLICIES
 from swiftjax.engine.request import GenerationConfig
 from tests.fakes import make_request
 
+ROWS = 3
 Key = tuple[str, int]  # a request id and the index of a choice
 
 
@@ -26,10 +27,8 @@ class EngineMachine(RuleBasedStateMachine):
     num_steps = 0  # of all examples of a class
 
     @abstractmethod
-    def make_core(
-        self, policy: str, prefix_cache: bool, budget: int, clock: Callable[[], float]
-    ) -> EngineCore:
-        """An idle core, short of pages and rows."""
+    def make_core(self, config: SchedulerConfig, *, overlaps: bool) -> EngineCore:
+        """An idle core over `self.clock`, short of pages and rows."""
 
     @abstractmethod
     def draw_prompt(self, data: st.DataObject) -> list[int]:
@@ -39,14 +38,25 @@ class EngineMachine(RuleBasedStateMachine):
     def answer(self, prompt: list[int], count: int, index: int) -> list[int]:
         """What an undisturbed engine answers, greedily, as this choice of a request."""
 
+    def clock(self) -> float:
+        """Moves with steps and when a rule says so."""
+        return self.now
+
     @initialize(
         policy=st.sampled_from(sorted(QUEUE_POLICIES)),
         prefix_cache=st.booleans(),
         budget=st.sampled_from([3, 7, 40]),
+        overlaps=st.booleans(),
     )
-    def build(self, policy: str, prefix_cache: bool, budget: int) -> None:
+    def build(self, policy: str, prefix_cache: bool, budget: int, overlaps: bool) -> None:
         self.now = 0.0
-        self.core = self.make_core(policy, prefix_cache, budget, lambda: self.now)
+        config = SchedulerConfig(
+            max_num_seqs=ROWS,
+            max_num_batched_tokens=budget,
+            policy=policy,
+            prefix_cache=prefix_cache,
+        )
+        self.core = self.make_core(config, overlaps=overlaps)
         self.prompts: dict[Key, list[int]] = {}
         self.oracle: dict[Key, list[int]] = {}
         self.tokens: dict[Key, list[int]] = {}

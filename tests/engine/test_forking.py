@@ -16,6 +16,7 @@ from swiftjax.engine.sequence import Sequence
 from tests.fakes import ContextRunner, context_oracle, make_fake_core, make_request, run_to_end
 
 VOCAB, PAGE = 97, 4
+BOTH_LOOPS = pytest.mark.parametrize("overlaps", [False, True], ids=["plain", "overlapped"])
 SWAP = PreemptionCosts(host_pages=64, seconds_per_token=1.0)
 
 
@@ -85,24 +86,30 @@ def test_pages_and_tokens_are_exactly_the_shared_and_the_own(
     assert run.num_computed == prompt_len + (n - 1) + n * 8
 
 
-def test_the_prompt_runs_once_even_if_the_first_choice_ends_with_it() -> None:
-    run = Run(14, 4, 1)
+@BOTH_LOOPS
+def test_the_prompt_runs_once_even_if_the_first_choice_ends_with_it(overlaps: bool) -> None:
+    run = Run(14, 4, 1, overlaps=overlaps)
     run.finish()
     run.assert_right()
     assert run.num_computed == 14 + 3
 
 
-def test_a_full_last_page_is_left_alone_by_the_heir() -> None:
-    """Others may read it through the prefix cache, so its four tokens are computed again."""
-    run = Run(16, 2, 1)
+@BOTH_LOOPS
+def test_a_full_last_page_is_left_alone_by_the_heir(overlaps: bool) -> None:
+    """Others may read it through the prefix cache, so its four tokens are computed again.
+
+    In the overlapped loop the fork starts before the first choice is known to have ended.
+    """
+    run = Run(16, 2, 1, overlaps=overlaps)
     run.finish()
     run.assert_right()
-    assert run.num_computed == 16 + 4
+    assert run.num_computed == 16 + (1 if overlaps else 4)
 
 
-def test_an_heir_does_not_write_to_what_the_prefix_cache_shows() -> None:
+@BOTH_LOOPS
+def test_an_heir_does_not_write_to_what_the_prefix_cache_shows(overlaps: bool) -> None:
     """The page of the last prompt token is full of the first choice's answer by then."""
-    run = Run(14, 2, 5, max_num_seqs=1, prefix_cache=True)
+    run = Run(14, 2, 5, max_num_seqs=1, prefix_cache=True, overlaps=overlaps)
     run.finish()
     run.assert_right()
     second_turn = [*run.prompt, *run.tokens[0][:2], 1]
@@ -110,25 +117,28 @@ def test_an_heir_does_not_write_to_what_the_prefix_cache_shows() -> None:
     assert run_to_end(run.core)["b"] == context_oracle(second_turn, 4, VOCAB)
 
 
+@BOTH_LOOPS
 @pytest.mark.parametrize("max_num_seqs", [1, 2, 3])
 @pytest.mark.parametrize("pages", [7, 9, 16])
-def test_forks_wait_for_rows_and_pages(max_num_seqs: int, pages: int) -> None:
-    run = Run(13, 4, 12, pages=pages, max_num_seqs=max_num_seqs)
+def test_forks_wait_for_rows_and_pages(max_num_seqs: int, pages: int, overlaps: bool) -> None:
+    run = Run(13, 4, 12, pages=pages, max_num_seqs=max_num_seqs, overlaps=overlaps)
     other = make_request(run.core, [5, 6], GenerationConfig(max_new_tokens=3), request_id="b")
     run.core.submit(other)
     run.finish()
     run.assert_right()
 
 
+@BOTH_LOOPS
 @pytest.mark.parametrize("costs", [None, SWAP], ids=["recompute", "swap"])
 @pytest.mark.parametrize("prefix_cache", [False, True])
 @pytest.mark.parametrize("pages", [9, 12, 30])
 def test_preempted_parents_and_forks_give_the_same(
-    costs: PreemptionCosts | None, prefix_cache: bool, pages: int
+    costs: PreemptionCosts | None, prefix_cache: bool, pages: int, overlaps: bool
 ) -> None:
     run = Run(
-        13, 4, 14, pages=pages, costs=costs, prefix_cache=prefix_cache, max_num_batched_tokens=6
-    )
+        13, 4, 14, pages=pages, costs=costs, prefix_cache=prefix_cache, max_num_batched_tokens=6,
+        overlaps=overlaps,
+    )  # fmt: skip
     other = GenerationConfig(max_new_tokens=20)
     run.core.submit(make_request(run.core, [5, 6], other, request_id="b"))
     steps = 0
@@ -164,13 +174,14 @@ def test_forks_wait_until_a_preempted_parent_is_back(costs: PreemptionCosts | No
     run.assert_right()
 
 
+@BOTH_LOOPS
 @pytest.mark.parametrize("steps", range(6))
 @pytest.mark.parametrize("index", [0, 1, 3, None])
 @pytest.mark.parametrize("max_num_seqs", [2, 4])
 def test_any_choice_may_be_aborted_at_any_time(
-    steps: int, index: int | None, max_num_seqs: int
+    steps: int, index: int | None, max_num_seqs: int, overlaps: bool
 ) -> None:
-    run = Run(13, 4, 6, max_num_seqs=max_num_seqs, max_num_batched_tokens=6)
+    run = Run(13, 4, 6, max_num_seqs=max_num_seqs, max_num_batched_tokens=6, overlaps=overlaps)
     for _ in range(steps):
         run.step()
     run.core.abort("a", index)

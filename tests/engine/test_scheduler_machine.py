@@ -1,10 +1,9 @@
 """The state machine over a fake model that reads every context back through the page table."""
 
-from collections.abc import Callable
-
 from hypothesis import settings
 from hypothesis import strategies as st
 
+from swiftjax.config import SchedulerConfig
 from swiftjax.engine.choices import derive_seed
 from swiftjax.engine.core import EngineCore
 from swiftjax.engine.preemption import PreemptionCosts
@@ -21,14 +20,13 @@ BASES = ([3] * 9, [5, 6, 7, 8] * 4, list(range(20)))
 class FakeMachine(EngineMachine):
     """Twelve pages for prompts of up to 43 tokens and answers of up to 18."""
 
-    def make_core(
-        self, policy: str, prefix_cache: bool, budget: int, clock: Callable[[], float]
-    ) -> EngineCore:
+    def make_core(self, config: SchedulerConfig, *, overlaps: bool) -> EngineCore:
         self.runner = ContextRunner(VOCAB, PAGES, PAGE)
         return make_fake_core(
-            vocab_size=VOCAB, num_pages=PAGES, page_size=PAGE, max_model_len=44, max_num_seqs=3,
-            max_num_batched_tokens=budget, policy=policy, prefix_cache=prefix_cache, costs=COSTS,
-            runner=self.runner, clock=clock,
+            vocab_size=VOCAB, num_pages=PAGES, page_size=PAGE, max_model_len=44,
+            max_num_seqs=config.max_num_seqs, max_num_batched_tokens=config.max_num_batched_tokens,
+            policy=config.policy, prefix_cache=config.prefix_cache, costs=COSTS,
+            runner=self.runner, clock=self.clock, overlaps=overlaps,
         )  # fmt: skip
 
     def draw_prompt(self, data: st.DataObject) -> list[int]:
@@ -48,7 +46,7 @@ class FakeMachine(EngineMachine):
 
 
 TestFakeMachine = FakeMachine.TestCase
-TestFakeMachine.settings = settings(max_examples=80, stateful_step_count=40)
+TestFakeMachine.settings = settings(max_examples=70, stateful_step_count=40)
 
 
 def test_the_machine_ran_thousands_of_steps() -> None:
