@@ -88,10 +88,10 @@ def test_the_machine_over_real_weights(demo_checkpoint: Path) -> None:
     run_state_machine_as_test(
         DemoMachine,
         settings=settings(
-            max_examples=6,
-            stateful_step_count=12,
+            max_examples=5,
+            stateful_step_count=10,
             suppress_health_check=list(HealthCheck),
             database=None,
         ),
     )
-    assert DemoMachine.num_steps > 50
+    assert DemoMachine.num_steps > 30
