@@ -56,7 +56,7 @@ class StepOutput(NamedTuple):
     index: int = 0
     top_logprobs: tuple[TopLogprobs, ...] = ()
     prompt: PromptLogprobs | None = None
-    num_cached_tokens: int = 0  # of the prompt, found in the prefix cache
+    num_cached_tokens: int = 0  # of the prompt, not computed for this choice
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,7 +136,7 @@ class StreamOutput:
     index: int = 0
     top_logprobs: tuple[TopLogprobs, ...] = ()
     prompt: PromptLogprobs | None = None
-    num_cached_tokens: int = 0  # of the prompt, found in the prefix cache
+    num_cached_tokens: int = 0  # of the prompt, not computed for this choice
 
 
 def resolve_request(

@@ -1,9 +1,11 @@
 """AsyncEngine over an engine thread, without a transport."""
 
 import asyncio
+import random
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from typing import Any
 
 import pytest
@@ -265,3 +267,22 @@ def test_thread_link_reports_one_batch_of_events_per_step() -> None:
         await engine.close()
 
     asyncio.run(main())
+
+
+def test_closing_at_any_moment_leaves_no_choice_though_some_wait() -> None:
+    async def body(engine: AsyncEngine) -> None:
+        rng = random.Random(5)
+        config = GenerationConfig(max_new_tokens=4000, ignore_eos=True, n=9)
+
+        async def open_and_close() -> None:
+            async with aclosing(engine.stream("a", config, timeout=1e12)) as stream:
+                for _ in range(rng.randrange(3)):
+                    await anext(stream)
+                await asyncio.sleep(rng.random() * 0.01)
+
+        for _ in range(10):
+            await asyncio.gather(*(open_and_close() for _ in range(3)))
+        await until(lambda: engine.stats().num_running + engine.stats().num_waiting == 0)
+        assert not engine._mailboxes
+
+    run(body, delay=0.001, max_num_seqs=4)
