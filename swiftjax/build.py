@@ -17,6 +17,7 @@ from jaxtyping import Array
 from swiftjax import kernels
 from swiftjax.config import EngineConfig, ModelConfig, SchedulerConfig
 from swiftjax.converters.demo_model import default_cache_dir, resolve_model
+from swiftjax.converters.dummy import load_dummy
 from swiftjax.converters.load import load_checkpoint
 from swiftjax.engine.batching import Buckets, make_buckets
 from swiftjax.engine.core import EngineCore, EngineLimits
@@ -103,10 +104,13 @@ def build_core(
 
     Raises CheckpointError, UnsupportedError or InvalidRequestError before any request is taken.
     """
-    path = resolve_model(config.model_path)
+    path = None if config.load_format == "dummy" else resolve_model(config.model_path)
     asked = _asked_implementation(config.implementation)
     _configure_jax(config.gpu_memory_utilization)
-    loaded = load_checkpoint(path, dtype=config.dtype, progress=progress)
+    if path is None:
+        loaded = load_dummy(config.model_path, dtype=config.dtype)
+    else:
+        loaded = load_checkpoint(path, dtype=config.dtype, progress=progress)
     model = loaded.config
     sizes = _choose_sizes(config, model)
     implementation = _choose_implementation(asked, model, sizes.page_size)
@@ -129,7 +133,7 @@ def build_core(
     tokenizer = Tokenizer(loaded.tokenizer_files, chat_template=config.chat_template)
     limits = EngineLimits(model.vocab_size, sizes.max_model_len, model.eos_token_ids)
     pool = PagePool(plan.num_pages, sizes.page_size)
-    scheduler = _make_scheduler(config, sizes, pool, model, str(path.resolve()))
+    scheduler = _make_scheduler(config, sizes, pool, model, str(path and path.resolve()))
     salt = _prefix_salt(model)
     tracer = Tracer(config.trace, scheduler, salt=salt) if config.trace else None
     # A CPU computes with the cores that the host would plan on, so it has nothing to gain.

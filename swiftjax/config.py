@@ -18,6 +18,9 @@ QueuePolicyName = Literal["fcfs", "priority", "shortest-first", "short-before-lo
 # A name, or a function of one's own: key(request, state), the smallest goes first.
 QueuePolicyChoice = QueuePolicyName | Callable[..., Any]
 QUEUE_POLICY_NAMES: tuple[QueuePolicyName, ...] = get_args(QueuePolicyName)
+# dummy: random weights in the shape of a known model or of a directory's config.json
+LoadFormat = Literal["auto", "dummy"]
+LOAD_FORMATS: tuple[LoadFormat, ...] = get_args(LoadFormat)
 VictimPolicyName = Literal["newest", "least-important"]
 VICTIM_POLICY_NAMES: tuple[VictimPolicyName, ...] = get_args(VictimPolicyName)
 
@@ -143,6 +146,7 @@ class EngineConfig:
     trace: str | None = None
     overlap: bool | None = None
     readers: ReaderLimits = field(default_factory=ReaderLimits)  # of an AsyncEngine
+    load_format: LoadFormat = "auto"
 
     def __post_init__(self) -> None:
         if not _is_number(self.gpu_memory_utilization) or not 0 < self.gpu_memory_utilization <= 1:
@@ -170,6 +174,7 @@ class EngineConfig:
             _check_choice("policy", self.policy, QUEUE_POLICY_NAMES)
         if self.victim_policy is not None:
             _check_choice("victim_policy", self.victim_policy, VICTIM_POLICY_NAMES)
+        _check_choice("load_format", self.load_format, LOAD_FORMATS)
         if self.dtype is not None:
             _check_choice("dtype", self.dtype, DTYPES)
 

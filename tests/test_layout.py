@@ -14,18 +14,19 @@ LINKED = ("kernels", "converters", "serving")
 
 # A module may import its own level's package and everything below; engine and model are siblings.
 LEVELS = {
-    "batch": 0, "config": 0, "errors": 0, "memory": 0, "tokenizer_files": 0, "hf_config": 0,
+    "batch": 0, "config": 0, "errors": 0, "memory": 0, "hf_config": 0, "shapes": 0,
+    "tokenizer_files": 0,
     "kernels": 1,
     "engine": 2, "model": 2,
     "converters": 3, "replay": 3,
     "api": 4, "build": 4,
-    "serving": 5,
+    "bench": 5, "serving": 5,
     "cli": 6,
 }  # fmt: skip
 SIBLINGS = {frozenset(("engine", "model"))}
 # The transports are handed an engine; they never build one or touch the device.
 FORBIDDEN = {"serving": {"api", "build", "model", "kernels", "converters"}}
-JAX_ALLOWED = {"kernels", "model", "converters", "build", "api", "cli"}
+JAX_ALLOWED = {"kernels", "model", "converters", "build", "api", "bench", "cli"}
 
 
 def python_files() -> list[Path]:

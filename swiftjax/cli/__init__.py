@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from swiftjax import __version__
+from swiftjax.cli.bench import bench
 from swiftjax.cli.chat import chat
 from swiftjax.cli.convert import convert
 from swiftjax.cli.demo import demo
@@ -52,6 +53,9 @@ def _root(
 
 for command in (convert, generate, chat, serve, replay, doctor, demo):
     app.command()(command)
+
+
+app.add_typer(bench, name="bench")
 
 
 def main() -> None:

@@ -56,7 +56,8 @@ def load_core(config: EngineConfig, *, warm: bool, quiet: bool) -> "BuiltCore":
     from swiftjax.converters.demo_model import resolve_model
 
     # Before jax is imported, which takes seconds: a mistyped path should be told at once.
-    resolve_model(config.model_path)
+    if config.load_format != "dummy":
+        resolve_model(config.model_path)
     from swiftjax.build import build_core
 
     with progress(f"loading {config.model_path}", quiet=quiet) as report:

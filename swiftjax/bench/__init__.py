@@ -1,0 +1,1 @@
+"""Measurements of the engine through its public API; run by `swiftjax bench`."""

@@ -1,0 +1,64 @@
+"""Time from the start of a process to its first token: a fresh process each time.
+
+The first run finds the compile cache as it is, the second finds what the first left. The child is
+this module: it builds a warm engine, generates one token and prints the clock.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+from swiftjax.bench.records import Figure
+from swiftjax.config import Dtype
+from swiftjax.errors import SwiftJaxError
+
+
+def measure_startup(flags: Sequence[str]) -> tuple[list[Figure], Dtype]:
+    """Start twice; figures "start" (as found) and "start-warm", in seconds, and the dtype."""
+    figures, dtype = [], None
+    for workload in ("start", "start-warm"):
+        start = time.time()
+        command = [sys.executable, "-m", "swiftjax.bench.startup", *flags]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise SwiftJaxError(f"the engine did not start: {done.stderr.strip()[-500:]}")
+        told = json.loads(done.stdout.strip().split("\n")[-1])
+        took, dtype = told["time"] - start, told["dtype"]
+        figures.append(
+            Figure(workload=workload, batch=1, context=8, value=took, unit="s", spread=(took, took))
+        )
+    return figures, dtype
+
+
+def main() -> None:
+    """Build a warm engine, make one token, print when."""
+    import argparse
+
+    from swiftjax.api import Engine, build_core
+    from swiftjax.config import EngineConfig
+    from swiftjax.engine.request import GenerationConfig
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--load-format", default="auto")
+    for name in ("--max-batch-size", "--max-num-batched-tokens", "--max-model-len"):
+        parser.add_argument(name, type=int)
+    args = parser.parse_args()
+    built = build_core(
+        EngineConfig(
+            model_path=args.model,
+            load_format=args.load_format,
+            max_batch_size=args.max_batch_size,
+            max_num_batched_tokens=args.max_num_batched_tokens,
+            max_model_len=args.max_model_len,
+        )
+    )
+    built.warm_up()
+    Engine.from_core(built).generate([[1] * 8], GenerationConfig(max_new_tokens=1))
+    print(json.dumps({"time": time.time(), "dtype": built.model_config.dtype}))
+
+
+if __name__ == "__main__":
+    main()

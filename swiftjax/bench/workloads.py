@@ -1,0 +1,121 @@
+"""The offline workloads: decode (W1), prefill (W2) and throughput (W3), through the Engine.
+
+Tokens in, tokens out, greedy, ends of sequence ignored. Times are wall clock around whole calls, so
+the host's share counts. Yields figures as they are measured.
+"""
+
+import random
+import time
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from swiftjax.api import Engine
+from swiftjax.bench.limits import Peaks, decode_ms, prefill_ms
+from swiftjax.bench.records import Figure
+from swiftjax.engine.request import GenerationConfig
+
+
+class Decode(NamedTuple):
+    """One line of W1: prompts of `prompt_len` tokens, the rate over `num_steps` steps."""
+
+    batch: int
+    prompt_len: int = 512
+    num_steps: int = 128
+
+
+class Prefill(NamedTuple):
+    """One line of W2."""
+
+    batch: int
+    length: int
+
+
+class Throughput(NamedTuple):
+    """W3: requests of uniform lengths, all submitted at once."""
+
+    num_requests: int = 512
+    prompt_lens: tuple[int, int] = (64, 512)
+    output_lens: tuple[int, int] = (64, 256)
+    seed: int = 7
+
+
+W1 = (*(Decode(batch) for batch in (1, 8, 64, 256)), Decode(16, 8192, 64))
+W2 = (Prefill(1, 8192), Prefill(16, 1024))
+
+
+def measure_decode(
+    engine: Engine, cases: Iterable[Decode], peaks: Peaks | None, *, rounds: int = 2
+) -> Iterator[Figure]:
+    """Milliseconds a decode step: (t(steps + 1 tokens) - t(1)) / steps, best of the rounds."""
+    for case in cases:
+        prompts = random_prompts(engine, [case.prompt_len] * case.batch)
+        times = []
+        for _ in range(rounds):
+            one, many = (seconds(engine, prompts, count) for count in (1, case.num_steps + 1))
+            times.append((many - one) / case.num_steps * 1e3)
+        context = case.prompt_len + case.num_steps // 2
+        limit = peaks and decode_ms(engine.built.model_config, case.batch, context, peaks)
+        yield Figure(
+            workload="W1", batch=case.batch, context=case.prompt_len, unit="ms/step",
+            value=min(times), spread=(min(times), max(times)), limit=limit,
+        )  # fmt: skip
+
+
+def measure_prefill(
+    engine: Engine, cases: Iterable[Prefill], peaks: Peaks | None, *, rounds: int = 3
+) -> Iterator[Figure]:
+    """Milliseconds from prompts to their first tokens, best of the rounds."""
+    for case in cases:
+        prompts = random_prompts(engine, [case.length] * case.batch)
+        times = [seconds(engine, prompts, 1) * 1e3 for _ in range(rounds)]
+        limit = peaks and prefill_ms(engine.built.model_config, case.batch, case.length, peaks)
+        yield Figure(
+            workload="W2", batch=case.batch, context=case.length, unit="ms",
+            value=min(times), spread=(min(times), max(times)), limit=limit,
+        )  # fmt: skip
+
+
+def measure_throughput(engine: Engine, case: Throughput, *, rounds: int = 2) -> Figure:
+    """Output tokens a second, best of the rounds."""
+    prompt_lens, output_lens = throughput_lengths(case)
+    prompts = random_prompts(engine, prompt_lens)
+    rates = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        for prompt, count in zip(prompts, output_lens, strict=True):
+            engine.add_request(prompt, GenerationConfig(max_new_tokens=count, ignore_eos=True))
+        num_done = 0
+        while num_done < case.num_requests:
+            engine.step()
+            num_done += len(engine.get_completed_requests())
+        rates.append(sum(output_lens) / (time.perf_counter() - start))
+    return Figure(
+        workload="W3", batch=case.num_requests, context=case.prompt_lens[1], unit="tokens/s",
+        value=max(rates), spread=(max(rates), min(rates)),
+    )  # fmt: skip
+
+
+def throughput_lengths(case: Throughput) -> tuple[list[int], list[int]]:
+    """Prompt and output lengths: all prompt lengths are drawn first, then all output lengths."""
+    draw = random.Random(case.seed)
+    prompt_lens = [draw.randint(*case.prompt_lens) for _ in range(case.num_requests)]
+    return prompt_lens, [draw.randint(*case.output_lens) for _ in range(case.num_requests)]
+
+
+def random_prompts(engine: Engine, lengths: list[int]) -> list[list[int]]:
+    """Random token ids, the same in every run."""
+    rng = np.random.default_rng(0)
+    vocab_size = engine.built.model_config.vocab_size
+    return [rng.integers(0, vocab_size, length).tolist() for length in lengths]
+
+
+def seconds(engine: Engine, prompts: list[list[int]], num_tokens: int) -> float:
+    """Wall time until all prompts have been answered with so many tokens."""
+    config = GenerationConfig(max_new_tokens=num_tokens, ignore_eos=True)
+    start = time.perf_counter()
+    answers = engine.generate(prompts, config)
+    took = time.perf_counter() - start
+    assert all(len(answer.token_ids) == num_tokens for answer in answers)
+    return took

@@ -1,0 +1,164 @@
+"""`swiftjax bench`: decode, prefill, throughput and start-up times, as a table and as records.
+
+Everything runs through the public Engine, with random weights or a real model. Speeds of single
+kernels and of the bare step are measured beside it.
+"""
+
+import shlex
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from swiftjax.cli.loading import load_core
+from swiftjax.cli.options import DtypeOption, Implementation, Quiet
+from swiftjax.config import Dtype, EngineConfig, LoadFormat
+
+if TYPE_CHECKING:
+    from swiftjax.api import Engine
+    from swiftjax.bench.limits import Peaks
+    from swiftjax.bench.records import Figure, Run
+
+bench = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Measure speeds.")
+
+ModelOption = Annotated[
+    str,
+    typer.Option(
+        "--model", "--shape", help="A model, or with --load-format dummy a shape such as llama3-8b."
+    ),
+]
+LoadFormatOption = Annotated[
+    LoadFormat, typer.Option(help="'dummy' makes random weights in the model's shape.")
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(help="Folder for results; a folder per machine is made in it.", metavar="DIR"),
+]
+Commit = Annotated[
+    str | None, typer.Option(help="Commit to record where there is no git.", show_default="git's")
+]
+Seqs = Annotated[int | None, typer.Option(help="Most sequences that run together.")]
+Tokens = Annotated[int | None, typer.Option(help="Most tokens in a step.")]
+Length = Annotated[int | None, typer.Option(help="Longest prompt plus answer, in tokens.")]
+Overlap = Annotated[
+    bool | None,
+    typer.Option(help="Dispatch a step before the last one is read.", show_default="on a GPU"),
+]
+
+
+@bench.command()
+def offline(
+    model: ModelOption = "smollm2-135m",
+    load_format: LoadFormatOption = "auto",
+    workload: Annotated[list[str] | None, typer.Option(help="W1, W2, W3.")] = None,
+    small: Annotated[bool, typer.Option(help="Few and short requests, for a CPU.")] = False,
+    dtype: DtypeOption = None,
+    max_batch_size: Seqs = None,
+    max_num_batched_tokens: Tokens = None,
+    max_model_len: Length = None,
+    implementation: Implementation = None,
+    overlap: Overlap = None,
+    out: Out = None,
+    commit: Commit = None,
+    quiet: Quiet = False,
+) -> None:
+    """Decode (W1), prefill (W2) and throughput (W3) through the Engine."""
+    config = EngineConfig(
+        model_path=model, load_format=load_format, dtype=dtype, max_batch_size=max_batch_size,
+        max_num_batched_tokens=max_num_batched_tokens, max_model_len=max_model_len,
+        implementation=implementation, overlap=overlap, prefix_cache=False, swap_space_gib=0.0,
+        max_queue_len=1 << 20,
+    )  # fmt: skip
+    built = load_core(config, warm=True, quiet=quiet)
+    from swiftjax.api import Engine
+
+    engine = Engine.from_core(built)
+    run = _run_of(built.model_config.dtype, model, commit, implementation)
+    for name in workload or ["W1", "W2", "W3"]:
+        _report(_measure(engine, name, small=small), run, out, name)
+
+
+def _measure(engine: "Engine", workload: str, *, small: bool) -> Iterable["Figure"]:
+    from swiftjax.bench import workloads as w
+
+    peaks = _peaks()
+    if workload == "W1":
+        cases = (w.Decode(1, 64, 32), w.Decode(4, 64, 32)) if small else w.W1
+        return w.measure_decode(engine, cases, peaks)
+    if workload == "W2":
+        cases = (w.Prefill(1, 256), w.Prefill(4, 64)) if small else w.W2
+        return w.measure_prefill(engine, cases, peaks)
+    case = w.Throughput(32, (16, 64), (16, 64)) if small else w.Throughput()
+    return [w.measure_throughput(engine, case)]
+
+
+@bench.command()
+def startup(
+    model: ModelOption = "smollm2-135m",
+    load_format: LoadFormatOption = "auto",
+    max_batch_size: Seqs = None,
+    max_num_batched_tokens: Tokens = None,
+    max_model_len: Length = None,
+    out: Out = None,
+    commit: Commit = None,
+) -> None:
+    """Time from the start of a process to its first token, as the caches are and once warm."""
+    from swiftjax.bench.startup import measure_startup
+
+    flags = [
+        *("--model", model, "--load-format", load_format),
+        *(x for name, value in [
+            ("--max-batch-size", max_batch_size),
+            ("--max-num-batched-tokens", max_num_batched_tokens),
+            ("--max-model-len", max_model_len),
+        ] if value is not None for x in (name, str(value))),
+    ]  # fmt: skip
+    figures, dtype = measure_startup(flags)
+    _report(figures, _run_of(dtype, model, commit, None), out, "startup")
+
+
+def _peaks() -> "Peaks | None":
+    from swiftjax.bench.limits import PEAKS
+    from swiftjax.bench.records import device_name
+
+    return PEAKS.get(device_name())
+
+
+def _run_of(
+    dtype: Dtype | None, model: str, commit: str | None, implementation: str | None
+) -> "Run":
+    from swiftjax.bench.records import Run
+
+    short = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+    command = shlex.join(["swiftjax", *sys.argv[1:]])
+    flags: dict[str, Any] = {} if implementation is None else {"implementation": implementation}
+    return Run(
+        model=model, dtype=short[dtype or "float32"], command=command, commit=commit, flags=flags
+    )
+
+
+_FILES = {"W1": "latency", "W2": "prefill", "W3": "throughput"}
+
+
+def _report(figures: Iterable["Figure"], run: "Run", out: Path | None, name: str) -> None:
+    """Print every figure as it comes, then write all of them."""
+    from swiftjax.bench.records import machine_name, make_record, write_records
+
+    records = []
+    for figure in figures:
+        record = make_record(figure, run)
+        records.append(record)
+        share = record.get("fraction_of_limit")
+        best = "" if share is None else f"  ({share:.0%} of the limit, {record['limit']:g})"
+        spread = "..".join(f"{x:.4g}" for x in figure.spread)
+        typer.echo(
+            f"{figure.workload:8} {figure.batch:>4} x {figure.context:<6} "
+            f"{figure.value:10.4g} {figure.unit}  [{spread}]{best}"
+        )
+    if out is not None:
+        path = out / machine_name() / f"{_FILES.get(name, name)}.json"
+        write_records(path, records)
+        typer.echo(f"written to {path} at {time.strftime('%H:%M:%S')}")
