@@ -24,13 +24,22 @@ from swiftjax.model.linear import Linear, dot_precision
 from swiftjax.model.rope import RopeTable, dynamic_rope_angles, rope_angles
 
 
-@dataclass(frozen=True, slots=True)
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("slot_mapping", "page_table", "query_starts", "context_lens", "cos", "sin"),
+    meta_fields=("is_decode", "implementation"),
+)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LayerInputs:
-    """What every layer reads of a step, worked out once."""
+    """What every layer reads of a step, worked out once; the arrays as in a Batch."""
 
-    batch: Batch
-    cos: Array  # [T H/2] float32
-    sin: Array  # [T H/2] float32
+    slot_mapping: Any  # [T] int32
+    page_table: Any  # [B M] int32
+    query_starts: Any  # [B+1] int32
+    context_lens: Any  # [B] int32
+    cos: Any  # [T H/2] float32
+    sin: Any  # [T H/2] float32
+    is_decode: bool  # T == B: one new token per sequence
     implementation: kernels.Implementation
 
 
@@ -80,7 +89,7 @@ class Attention(nnx.Module):
                 qkv,
                 inputs.cos,
                 inputs.sin,
-                inputs.batch.slot_mapping,
+                inputs.slot_mapping,
                 q_norm=None if self.q_norm is None else self.q_norm.scale[...],
                 k_norm=None if self.k_norm is None else self.k_norm.scale[...],
                 eps=self.eps,
@@ -97,14 +106,14 @@ class Attention(nnx.Module):
         values: Float[Array, "P K S H"],
         inputs: LayerInputs,
     ) -> Float[Array, "T N H"]:
-        batch, scale = inputs.batch, self.head_dim**-0.5
-        if batch.token_ids.shape == batch.context_lens.shape:  # a decode bucket: T == B
+        scale = self.head_dim**-0.5
+        if inputs.is_decode:
             return kernels.decode_attention(
                 q,
                 keys,
                 values,
-                batch.page_table,
-                batch.context_lens,
+                inputs.page_table,
+                inputs.context_lens,
                 scale=scale,
                 window=self.window,
                 implementation=inputs.implementation,
@@ -113,9 +122,9 @@ class Attention(nnx.Module):
             q,
             keys,
             values,
-            batch.page_table,
-            batch.query_starts,
-            batch.context_lens,
+            inputs.page_table,
+            inputs.query_starts,
+            inputs.context_lens,
             scale=scale,
             window=self.window,
             implementation=inputs.implementation,
@@ -162,6 +171,19 @@ class Block(nnx.Module):
             return x + self.mlp(self.mlp_norm(x)), keys, values
 
 
+# Layers of equal structure are traced and lowered once, not 32 times; the compiler inlines them.
+@functools.partial(jax.jit, static_argnums=0)
+def _run_block(
+    structure: Any,  # nnx.GraphDef of a Block
+    weights: Any,  # nnx.State of a Block
+    x: Float[Array, "T D"],
+    keys: Float[Array, "P K S H"],
+    values: Float[Array, "P K S H"],
+    inputs: LayerInputs,
+) -> tuple[Float[Array, "T D"], Float[Array, "P K S H"], Float[Array, "P K S H"]]:
+    return nnx.merge(structure, weights)(x, keys, values, inputs)
+
+
 class Embedding(nnx.Module):
     """Token embeddings; a tied head multiplies by the same table."""
 
@@ -193,12 +215,21 @@ class Llama(nnx.Module):
     ) -> tuple[Float[Array, "T D"], KVCache]:
         """Hidden states of every token after the last norm, and the cache with the new tokens."""
         cos, sin = _angles(self.config, rope_table, batch)
-        inputs = LayerInputs(batch, cos, sin, implementation)
+        inputs = LayerInputs(
+            slot_mapping=batch.slot_mapping,
+            page_table=batch.page_table,
+            query_starts=batch.query_starts,
+            context_lens=batch.context_lens,
+            cos=cos,
+            sin=sin,
+            is_decode=batch.token_ids.shape == batch.context_lens.shape,
+            implementation=implementation,
+        )
         x = self.embed.embedding[...][batch.token_ids]
         keys, values = list(kv_cache.keys), list(kv_cache.values)
         for i, block in enumerate(self.layers):
-            with jax.named_scope(f"layer{i}"):
-                x, keys[i], values[i] = block(x, keys[i], values[i], inputs)
+            structure, weights = nnx.split(block)
+            x, keys[i], values[i] = _run_block(structure, weights, x, keys[i], values[i], inputs)
         return self.norm(x), KVCache(keys=tuple(keys), values=tuple(values))
 
     def logits(self, hidden: Float[Array, "R D"]) -> Float[Array, "R V"]:
