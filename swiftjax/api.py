@@ -164,7 +164,7 @@ class Engine:
         for output in outputs:
             answer = self._growing.get(output.request_id)
             delta = None if answer is None else answer.add(output)
-            if answer is None or delta is None or delta.finish_reason is None:
+            if answer is None or delta is None:
                 continue
             if output.finish_reason is None:  # a stop string, which only the text side sees
                 self._core.abort(output.request_id, output.index)

@@ -129,6 +129,7 @@ def build_core(
         max_num_batched_tokens=sizes.max_num_batched_tokens,
         max_pages=sizes.max_pages_per_seq,
         min_decode=sizes.min_decode,
+        fine=jax.default_backend() == "gpu",
     )
     tokenizer = Tokenizer(loaded.tokenizer_files, chat_template=config.chat_template)
     limits = EngineLimits(model.vocab_size, sizes.max_model_len, model.eos_token_ids)

@@ -41,24 +41,49 @@ class Buckets:
 
 
 def make_buckets(
-    *, max_num_seqs: int, max_num_batched_tokens: int, max_pages: int, min_decode: int = 1
+    *,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    max_pages: int,
+    min_decode: int = 1,
+    fine: bool = False,
 ) -> Buckets:
-    """Decode buckets double from `min_decode`; mixed ones shrink by 4 from the token budget."""
+    """Decode buckets double, except from 8 to 32; mixed ones shrink by 4 from the token budget.
+
+    `fine` makes more mixed buckets: padding costs a GPU more than another program does.
+    """
     sizes = [max_num_seqs]
     while sizes[-1] > min_decode:
-        sizes.append(max(min_decode, 1 << ((sizes[-1] - 1).bit_length() - 1)))
-    tokens = [max(max_num_batched_tokens, max_num_seqs + 1)]
-    while tokens[-1] // 4 > max_num_seqs and tokens[-1] // 4 >= 16:
-        tokens.append(tokens[-1] // 4)
+        half = 1 << ((sizes[-1] - 1).bit_length() - 1)
+        # Up to 32 rows a matrix product on a GPU takes as long as its weights take to be read.
+        sizes.append(max(min_decode, 8 if fine and half == 16 else half))
+    largest = max(max_num_batched_tokens, max_num_seqs + 1)
+    tokens = (_fine_sizes if fine else _coarse_sizes)(largest, max_num_seqs)
     return Buckets(
         decode=tuple(
             BatchShape(num_tokens=b, num_seqs=b, max_pages=max_pages) for b in reversed(sizes)
         ),
         mixed=tuple(
             BatchShape(num_tokens=t, num_seqs=max_num_seqs, max_pages=max_pages)
-            for t in reversed(tokens)
+            for t in sorted(tokens)
         ),
     )
+
+
+def _coarse_sizes(largest: int, max_num_seqs: int) -> list[int]:
+    sizes = [largest]
+    while sizes[-1] // 4 > max_num_seqs and sizes[-1] // 4 >= 16:
+        sizes.append(sizes[-1] // 4)
+    return sizes
+
+
+def _fine_sizes(largest: int, max_num_seqs: int) -> list[int]:
+    """Halves down to room for as many prompt tokens as decodes; three quarters of small ones."""
+    least, sizes, size = max(2 * max_num_seqs, 128), [largest], largest
+    while size >= least:
+        sizes += [size, size * 3 // 4] if least < size <= 2048 else [size]
+        size //= 2
+    return sorted(size for size in set(sizes) if size >= least or size == largest)
 
 
 def make_batch(

@@ -26,6 +26,7 @@ class Sequence:
         "order",
         "page_ids",
         "page_keys",
+        "prompt_len",
         "prompt_scores",
         "request",
         "row",
@@ -37,6 +38,7 @@ class Sequence:
     def __init__(self, request: Request, order: int) -> None:
         self.request = request
         self.order = order  # of submission; decides ties and victims
+        self.prompt_len = len(request.prompt_token_ids)
         self.token_ids: list[int] = list(request.prompt_token_ids)
         self.page_ids: list[int] = []
         self.page_keys: list[bytes] = []  # of the full pages whose tokens are known
@@ -50,11 +52,6 @@ class Sequence:
         self.num_unread = 0  # tokens sampled by steps that were not read yet
         self.row = -1  # its row in the RowTable while it runs
         self.state: SequenceState = "waiting"
-
-    @property
-    def prompt_len(self) -> int:
-        """Number of prompt tokens."""
-        return len(self.request.prompt_token_ids)
 
     @property
     def num_output(self) -> int:

@@ -21,16 +21,27 @@ class WholeAnswer:
         self.request = request
         self._stream = AnswerStream(request, tokenizer, prompt_text)
         self._deltas: list[list[StreamOutput]] = [[] for _ in range(request.generation.n)]
+        self._unread: list[StepOutput] = []
+        self._has_stops = bool(request.generation.stop)
         self._first_token: float | None = None
 
     def add(self, output: StepOutput) -> StreamOutput | None:
-        """Take one step's output of one choice; what it adds, None after the choice's end."""
+        """Take one step's output of one choice; its last delta if that ended the choice.
+
+        Nobody reads the text before its end, so without stop strings it is made in one go.
+        """
         if output.token_ids and self._first_token is None:
             self._first_token = time.monotonic() - self.request.arrival_time
-        deltas = self._stream.merge([output])
-        for delta in deltas:
+        self._unread.append(output)
+        if output.finish_reason is None and not self._has_stops:
+            return None
+        outputs, self._unread = self._unread, []
+        ended = None
+        for delta in self._stream.merge(outputs):
             self._deltas[delta.index].append(delta)
-        return deltas[0] if deltas else None
+            if delta.index == output.index and delta.finish_reason is not None:
+                ended = delta
+        return ended
 
     def whole(self) -> RequestOutput | None:
         """The whole answer, once all its choices have ended."""
