@@ -19,6 +19,11 @@ class Gate:
         self._is_empty = asyncio.Event()
         self._is_empty.set()
 
+    @property
+    def is_open(self) -> bool:
+        """Whether calls are let in."""
+        return self._reason is None
+
     def open(self) -> None:
         """Let calls in."""
         self._reason = None

@@ -9,22 +9,16 @@ import asyncio
 import time
 from contextlib import aclosing
 from dataclasses import replace
-from typing import NamedTuple, cast
+from typing import cast
 
-from swiftjax.engine.async_engine import AsyncEngine
 from swiftjax.errors import InvalidRequestError
 from swiftjax.serving import messages
 from swiftjax.serving.interceptor import Context
+from swiftjax.serving.metrics import Metrics
 from swiftjax.serving.options import read_generation_config, read_request_options
 from swiftjax.serving.proto import swiftjax_pb2 as pb
 from swiftjax.serving.proto import swiftjax_pb2_grpc as pb_grpc
-
-
-class Served(NamedTuple):
-    """A warm engine and what GetModel says of it."""
-
-    engine: AsyncEngine
-    model: pb.GetModelResponse
+from swiftjax.serving.served import Served
 
 
 class GenerationService(pb_grpc.GenerationServiceServicer):
@@ -32,10 +26,13 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
 
     served: Served
 
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:
         """Write what the engine streams; everything since the last write is one message."""
         arrival = time.monotonic()
-        engine, model = self.served
+        engine, model = self.served[:2]
         messages.check_model(request.model, model.name)
         config = read_generation_config(request)
         options = read_request_options(request)
@@ -52,14 +49,14 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
             timeout=None if timeout is None else float(timeout),  # an int once it has passed
         )
         with_logprobs = config.logprobs is not None
-        async with aclosing(stream):
-            async for output in stream:
+        async with aclosing(self._metrics.watch(stream, "grpc")) as outputs:
+            async for output in outputs:
                 response = messages.write_output(output, with_logprobs=with_logprobs)
                 await context.write(response)
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         """Turn text or a chat into token ids."""
-        engine, model = self.served
+        engine, model = self.served[:2]
         messages.check_model(request.model, model.name)
         kind = request.WhichOneof("prompt")
         if kind == "chat":
@@ -75,7 +72,7 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
         self, request: pb.DetokenizeRequest, context: Context
     ) -> pb.DetokenizeResponse:
         """Turn token ids into text."""
-        engine, model = self.served
+        engine, model = self.served[:2]
         messages.check_model(request.model, model.name)
         skip = request.skip_special_tokens or not request.HasField("skip_special_tokens")
         vocab_size = engine.limits.vocab_size

@@ -13,12 +13,14 @@ from grpc_reflection.v1alpha import reflection
 from swiftjax.errors import SwiftJaxError
 from swiftjax.serving.addresses import is_loopback
 from swiftjax.serving.gate import Gate
-from swiftjax.serving.generation_service import GenerationService, Served
+from swiftjax.serving.generation_service import GenerationService
 from swiftjax.serving.interceptor import CallInterceptor
 from swiftjax.serving.keys import KeyRing
 from swiftjax.serving.messages import MAX_MESSAGE_BYTES
+from swiftjax.serving.metrics import Metrics
 from swiftjax.serving.proto import swiftjax_pb2 as pb
 from swiftjax.serving.proto import swiftjax_pb2_grpc as pb_grpc
+from swiftjax.serving.served import Served
 
 SERVER_OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -45,18 +47,23 @@ class GrpcServer:
     """One listener. Must be made inside the event loop that runs it."""
 
     def __init__(
-        self, host: str, port: int, gate: Gate | None = None, keys: KeyRing | None = None
+        self,
+        host: str,
+        port: int,
+        gate: Gate | None = None,
+        keys: KeyRing | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
         """Bind the port (0 takes a free one); raises SwiftJaxError when it cannot be had.
 
         The gate may be shared with other transports, which then open and drain together.
         """
         self._gate = gate or Gate()
-        self._service = GenerationService()
+        metrics = metrics or Metrics()
+        self._service = GenerationService(metrics)
         self._health = health.aio.HealthServicer()  # pyright: ignore[reportAttributeAccessIssue]
-        self._server = grpc.aio.server(
-            interceptors=(CallInterceptor(self._gate, keys or KeyRing()),), options=SERVER_OPTIONS
-        )
+        interceptor = CallInterceptor(self._gate, keys or KeyRing(), metrics)
+        self._server = grpc.aio.server(interceptors=(interceptor,), options=SERVER_OPTIONS)
         pb_grpc.add_GenerationServiceServicer_to_server(self._service, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         if is_loopback(host):

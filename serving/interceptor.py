@@ -21,6 +21,7 @@ from swiftjax.errors import (
 from swiftjax.serving.gate import Gate
 from swiftjax.serving.incidents import report_bug
 from swiftjax.serving.keys import KeyRing
+from swiftjax.serving.metrics import Metrics
 from swiftjax.serving.status import grpc_status
 
 OUR_METHODS = "/swiftjax."
@@ -35,9 +36,10 @@ Behaviour = Callable[[Any, Context], Awaitable[Any]]
 class CallInterceptor(grpc.aio.ServerInterceptor):
     """Wraps our handlers, which are coroutines; a streaming one writes to the context."""
 
-    def __init__(self, gate: Gate, keys: KeyRing) -> None:
+    def __init__(self, gate: Gate, keys: KeyRing, metrics: Metrics) -> None:
         self._gate = gate
         self._keys = keys
+        self._metrics = metrics
 
     async def intercept_service(
         self,
@@ -52,6 +54,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             try:
                 self._keys.check(_authorization(metadata))
             except SwiftJaxError as error:
+                self._metrics.count_error(error, "grpc")
                 return _refusal(handler, method, error)
         if handler is None or not method.startswith(OUR_METHODS):
             return handler
@@ -86,8 +89,10 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                     raise
                 except Exception as error:
                     # Inside, so that a drain waits until the client was told.
+                    self._metrics.count_error(error, "grpc")
                     await _abort(context, method, error)
         except NotReadyError as error:
+            self._metrics.count_error(error, "grpc")
             await _abort(context, method, error)
 
 

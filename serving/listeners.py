@@ -3,14 +3,19 @@
 Knows which transports there are; what they serve is handed to `open`. Called by `server.py`.
 """
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from swiftjax.serving.gate import Gate
-from swiftjax.serving.generation_service import Served
+from swiftjax.serving.gauges import Gauges
 from swiftjax.serving.grpc_server import GrpcServer
 from swiftjax.serving.http.http_server import HttpServer
 from swiftjax.serving.keys import KeyRing
+from swiftjax.serving.metrics import Metrics
+from swiftjax.serving.served import Served
+
+LAG_SECONDS = 0.5  # between two looks at how late the event loop is
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,16 +34,15 @@ class Listeners:
 
     def __init__(self, listen: Listen) -> None:
         """Bind every port; raises SwiftJaxError when one cannot be had."""
-        gate = Gate()
-        self.grpc = GrpcServer(listen.host, listen.grpc_port, gate, listen.keys)
+        self._gate = Gate()
+        self._metrics = Metrics()
+        self._measuring: asyncio.Task[None] | None = None
+        shared = (self._gate, listen.keys, self._metrics)
+        self.grpc = GrpcServer(listen.host, listen.grpc_port, *shared)
         self.http: HttpServer | None = None
         if listen.http_port is not None:
             self.http = HttpServer(
-                listen.host,
-                listen.http_port,
-                gate,
-                listen.keys,
-                allowed_origins=listen.allowed_origins,
+                listen.host, listen.http_port, *shared, allowed_origins=listen.allowed_origins
             )
 
     async def start(self) -> None:
@@ -46,10 +50,13 @@ class Listeners:
         await self.grpc.start()
         if self.http is not None:
             await self.http.start()
+        self._measuring = asyncio.create_task(self._measure_lag())
 
     async def open(self, served: Served) -> list[str]:
         """Answer calls with this engine, which must be warm; gives a line for each port."""
         name = served.model.name
+        watched = () if served.watch is None else (served.watch.registry,)
+        self._metrics.attach(name, Gauges(served, self._gate), *watched)
         lines = [f"serving {name} on {self.grpc.address} (gRPC)"]
         if self.http is not None:
             self.http.open(served)
@@ -63,6 +70,15 @@ class Listeners:
 
     async def stop(self) -> None:
         """Close the ports and cut off what still runs."""
+        if self._measuring is not None:
+            self._measuring.cancel()
         if self.http is not None:
             await self.http.stop()
         await self.grpc.stop()
+
+    async def _measure_lag(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + LAG_SECONDS
+            await asyncio.sleep(LAG_SECONDS)
+            self._metrics.loop_lag.observe(max(0.0, loop.time() - due))

@@ -12,9 +12,9 @@ import signal
 from collections.abc import Callable
 
 from swiftjax.errors import SwiftJaxError
-from swiftjax.serving.generation_service import Served
 from swiftjax.serving.keys import KeyRing
 from swiftjax.serving.listeners import Listen, Listeners
+from swiftjax.serving.served import Served
 
 logger = logging.getLogger(__name__)
 

@@ -5,11 +5,28 @@ that every out-of-memory message prints.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from swiftjax.config import ModelConfig
 from swiftjax.errors import InvalidRequestError
 
 GIB = 1024**3
+
+
+class DeviceMemory(NamedTuple):
+    """What a device says of its memory, in bytes."""
+
+    device: str
+    in_use: int
+    limit: int
+
+
+class DeviceReport(NamedTuple):
+    """What this process has done to its devices so far; a CPU has nothing to say of memory."""
+
+    num_compiles: int
+    compile_seconds: float
+    memory: tuple[DeviceMemory, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

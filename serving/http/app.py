@@ -20,6 +20,7 @@ from swiftjax.errors import ForbiddenError, InvalidRequestError
 from swiftjax.serving.http.errors import describe
 from swiftjax.serving.http.replies import JsonReply
 from swiftjax.serving.keys import KeyRing
+from swiftjax.serving.metrics import Metrics
 
 OPEN_PATHS = frozenset(("/health", "/ready"))
 MAX_BODY_BYTES = 16 * 2**20
@@ -31,9 +32,11 @@ BODY_SECONDS = 60.0
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
-def make_app(router: Router, keys: KeyRing, allowed_origins: Sequence[str]) -> ASGIApp:
+def make_app(
+    router: Router, keys: KeyRing, metrics: Metrics, allowed_origins: Sequence[str]
+) -> ASGIApp:
     """Put everything around a router; `allowed_origins` are those of web pages that may call."""
-    app: ASGIApp = FrontDoor(router, keys, frozenset(allowed_origins))
+    app: ASGIApp = FrontDoor(router, keys, metrics, frozenset(allowed_origins))
     if allowed_origins:
         # Outermost, because browsers ask without a key whether they may ask.
         app = CORSMiddleware(
@@ -49,9 +52,12 @@ def make_app(router: Router, keys: KeyRing, allowed_origins: Sequence[str]) -> A
 class FrontDoor:
     """One request from its first header to its last byte."""
 
-    def __init__(self, router: Router, keys: KeyRing, allowed_origins: frozenset[str]) -> None:
+    def __init__(
+        self, router: Router, keys: KeyRing, metrics: Metrics, allowed_origins: frozenset[str]
+    ) -> None:
         self._router = router
         self._keys = keys
+        self._metrics = metrics
         self._allowed_origins = allowed_origins
         self._post_paths = {
             route.path
@@ -77,6 +83,7 @@ class FrontDoor:
         except ClientGone:
             return
         except Exception as error:
+            self._metrics.count_error(error, "http")
             reply = describe(error)
             if not has_started:
                 response = JsonReply(reply.body, status=reply.status, headers=reply.headers)

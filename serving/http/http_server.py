@@ -13,10 +13,11 @@ import uvicorn
 
 from swiftjax.errors import SwiftJaxError
 from swiftjax.serving.gate import Gate
-from swiftjax.serving.generation_service import Served
 from swiftjax.serving.http.app import MAX_HEADER_BYTES, make_app
 from swiftjax.serving.http.routes import Routes
 from swiftjax.serving.keys import KeyRing
+from swiftjax.serving.metrics import Metrics
+from swiftjax.serving.served import Served
 
 BACKLOG = 1024
 # What is left to do for requests that were cut off: close their connections.
@@ -32,18 +33,19 @@ class HttpServer:
         port: int,
         gate: Gate,
         keys: KeyRing,
+        metrics: Metrics,
         *,
         allowed_origins: Sequence[str] = (),
         tls: ssl.SSLContext | None = None,
     ) -> None:
         """Bind the port (0 takes a free one); raises SwiftJaxError when it cannot be had."""
-        self._routes = Routes(gate)
+        self._routes = Routes(gate, metrics)
         self._socket = _bind(host, port)
         self.port: int = self._socket.getsockname()[1]
         bracketed = f"[{host}]" if ":" in host else host
         self.address = f"{'https' if tls else 'http'}://{bracketed}:{self.port}"
         config = uvicorn.Config(
-            make_app(self._routes.router(), keys, allowed_origins),
+            make_app(self._routes.router(), keys, metrics, allowed_origins),
             http="h11",  # the other parser has no limit on the size of headers
             h11_max_incomplete_event_size=MAX_HEADER_BYTES,
             ws="none",

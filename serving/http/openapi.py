@@ -19,6 +19,7 @@ _GETS = {
     "/v1/models/{model}": "The same, if it has this name",
     "/health": "Whether the process answers",
     "/ready": "Whether requests are taken",
+    "/metrics": "Metrics in Prometheus' text form",
     "/version": "The server's version",
     "/openapi.json": "This document",
 }

@@ -19,7 +19,6 @@ from swiftjax import __version__
 from swiftjax.engine.request import Prompt
 from swiftjax.errors import NotReadyError
 from swiftjax.serving.gate import Gate
-from swiftjax.serving.generation_service import Served
 from swiftjax.serving.http.bodies import (
     ChatBody,
     CompletionBody,
@@ -27,6 +26,7 @@ from swiftjax.serving.http.bodies import (
     Message,
     TokenizeBody,
 )
+from swiftjax.serving.http.errors import ErrorReply, describe
 from swiftjax.serving.http.json_body import FieldError, read_body
 from swiftjax.serving.http.openapi import make_document
 from swiftjax.serving.http.reading import Asked, read_chat, read_completion, read_messages
@@ -34,6 +34,8 @@ from swiftjax.serving.http.replies import JsonReply
 from swiftjax.serving.http.streams import EventStream, merge
 from swiftjax.serving.http.writing import AnswerWriter, ChatWriter, CompletionWriter
 from swiftjax.serving.messages import check_model, read_vocabulary_ids
+from swiftjax.serving.metrics import CONTENT_TYPE, Metrics
+from swiftjax.serving.served import Served
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -61,8 +63,9 @@ class Routes:
 
     served: Served
 
-    def __init__(self, gate: Gate) -> None:
+    def __init__(self, gate: Gate, metrics: Metrics) -> None:
         self._gate = gate
+        self._metrics = metrics
         self._started = int(time.time())
 
     def router(self) -> Router:
@@ -78,6 +81,7 @@ class Routes:
         always: list[tuple[str, str, Endpoint]] = [
             ("GET", "/health", self.health),
             ("GET", "/ready", self.ready),
+            ("GET", "/metrics", self.metrics),
             ("GET", "/version", self.version),
             ("GET", "/openapi.json", self.openapi),
         ]
@@ -88,7 +92,7 @@ class Routes:
     async def complete(self, request: Request) -> Response:
         """Continue one or several prompts."""
         body = read_body(await request.body(), CompletionBody)
-        engine, model = self.served
+        engine, model = self.served[:2]
         check_model(body.model or "", model.name)
         prompts, asked = read_completion(body, engine.limits)
         prompt_ids: list[list[int]] = []
@@ -103,7 +107,7 @@ class Routes:
     async def chat(self, request: Request) -> Response:
         """Answer a conversation."""
         body = read_body(await request.body(), ChatBody)
-        engine, model = self.served
+        engine, model = self.served[:2]
         check_model(body.model or "", model.name)
         asked = read_chat(body)
         ids = await self._render(body.messages)
@@ -114,7 +118,7 @@ class Routes:
     async def tokenize(self, request: Request) -> Response:
         """Turn a text or a chat into token ids."""
         body = read_body(await request.body(), TokenizeBody)
-        engine, model = self.served
+        engine, model = self.served[:2]
         check_model(body.model or "", model.name)
         if (body.prompt is None) == (body.messages is None):
             raise FieldError("give exactly one of prompt and messages", "prompt")
@@ -129,7 +133,7 @@ class Routes:
     async def detokenize(self, request: Request) -> Response:
         """Turn token ids into text."""
         body = read_body(await request.body(), DetokenizeBody)
-        engine, model = self.served
+        engine, model = self.served[:2]
         check_model(body.model or "", model.name)
         ids = read_vocabulary_ids(body.tokens, engine.limits.vocab_size)
         skip = body.skip_special_tokens is not False
@@ -160,6 +164,10 @@ class Routes:
         """Name the version of this server."""
         return JsonReply({"version": __version__})
 
+    async def metrics(self, request: Request) -> Response:
+        """Tell Prometheus."""
+        return Response(self._metrics.render(), media_type=CONTENT_TYPE)
+
     async def openapi(self, request: Request) -> Response:
         """Describe this interface."""
         return JsonReply(make_document())
@@ -169,11 +177,14 @@ class Routes:
     ) -> Response:
         outputs = merge(
             [
-                self.served.engine.stream(
-                    prompt,
-                    asked.config,
-                    options=asked.options,
-                    request_id=answer_id if len(prompts) == 1 else f"{answer_id}-{index}",
+                self._metrics.watch(
+                    self.served.engine.stream(
+                        prompt,
+                        asked.config,
+                        options=asked.options,
+                        request_id=answer_id if len(prompts) == 1 else f"{answer_id}-{index}",
+                    ),
+                    "http",
                 )
                 for index, prompt in enumerate(prompts)
             ]
@@ -181,8 +192,14 @@ class Routes:
         headers = {"x-swiftjax-prefix-hash": _prefix_hash(prompts[0])}
         first = await anext(outputs)
         if asked.stream:
-            usage = asked.include_usage
-            return EventStream(first, outputs, writer, include_usage=usage, headers=headers)
+            return EventStream(
+                first,
+                outputs,
+                writer,
+                self._describe_error,
+                include_usage=asked.include_usage,
+                headers=headers,
+            )
         writer.add(*first)
         async for indexed in outputs:
             writer.add(*indexed)
@@ -202,6 +219,10 @@ class Routes:
         if isinstance(prompt, str):
             return await asyncio.to_thread(self.served.engine.tokenizer.encode, prompt)
         return list(prompt)
+
+    def _describe_error(self, error: Exception) -> ErrorReply:
+        self._metrics.count_error(error, "http")
+        return describe(error)
 
     def _describe(self) -> dict[str, Any]:
         model = self.served.model

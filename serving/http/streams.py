@@ -4,7 +4,7 @@ Whatever ends early, every engine stream is closed, which aborts its request and
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 import msgspec
@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from swiftjax.engine.request import StreamOutput
-from swiftjax.serving.http.errors import describe
+from swiftjax.serving.http.errors import ErrorReply
 from swiftjax.serving.http.writing import AnswerWriter
 
 Outputs = AsyncGenerator[StreamOutput, None]
@@ -65,6 +65,7 @@ class EventStream(Response):
         first: tuple[int, StreamOutput],
         rest: Indexed,
         writer: AnswerWriter,
+        describe: Callable[[Exception], ErrorReply],
         *,
         include_usage: bool,
         headers: dict[str, str],
@@ -77,6 +78,7 @@ class EventStream(Response):
         self._first = first
         self._rest = rest
         self._writer = writer
+        self._describe = describe
         self._include_usage = include_usage
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -97,7 +99,7 @@ class EventStream(Response):
                     yield data
         except Exception as error:
             # A client must not take what it got for a whole answer.
-            yield _event(describe(error).body)
+            yield _event(self._describe(error).body)
             return
         if self._include_usage:
             yield _event(self._writer.usage_chunk())

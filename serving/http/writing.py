@@ -35,6 +35,7 @@ class AnswerWriter:
         self._tokenizer = tokenizer
         self._config = config
         self._num_prompt_tokens: dict[int, int] = {}
+        self._num_cached_tokens: dict[int, int] = {}
         self._num_output_tokens: dict[int, int] = {}
         self._whole: dict[int, list[Json]] = {}
         self._begun: set[int] = set()
@@ -58,7 +59,7 @@ class AnswerWriter:
         choices = [self._join(index, parts) for index, parts in sorted(self._whole.items())]
         return self._head | {"object": self.kind, "choices": choices, "usage": self.usage()}
 
-    def usage(self) -> dict[str, int]:
+    def usage(self) -> Json:
         """Count tokens; a prompt counts once, however many choices it has."""
         prompt = sum(self._num_prompt_tokens.values())
         output = sum(self._num_output_tokens.values())
@@ -66,11 +67,14 @@ class AnswerWriter:
             "prompt_tokens": prompt,
             "completion_tokens": output,
             "total_tokens": prompt + output,
+            "prompt_tokens_details": {"cached_tokens": sum(self._num_cached_tokens.values())},
         }
 
     def _count(self, prompt_index: int, output: StreamOutput) -> int:
         index = prompt_index * self._config.n + output.index
         self._num_prompt_tokens[prompt_index] = output.num_prompt_tokens
+        if output.index == 0:  # the others share its pages, which is no merit of the cache
+            self._num_cached_tokens[prompt_index] = output.num_cached_tokens
         self._num_output_tokens[index] = output.num_output_tokens
         return index
 

@@ -17,8 +17,8 @@ from swiftjax.config import EngineConfig, ReaderLimits
 from swiftjax.errors import InvalidRequestError
 
 if TYPE_CHECKING:
-    from swiftjax.serving.generation_service import Served
     from swiftjax.serving.listeners import Listen
+    from swiftjax.serving.served import Served
 
 
 Host = Annotated[str, typer.Option(help="Address to listen on.")]
@@ -198,12 +198,19 @@ def _run(config: EngineConfig, listen: "Listen", drain_seconds: float, quiet: bo
 
 def _load(config: EngineConfig, quiet: bool) -> "Served":
     from swiftjax.engine.async_engine import AsyncEngine, ThreadLink
-    from swiftjax.serving.generation_service import Served
+    from swiftjax.serving.engine_watch import EngineWatch
     from swiftjax.serving.messages import describe_model
+    from swiftjax.serving.served import Served
 
     built = load_core(config, warm=True, quiet=quiet)
+    from swiftjax.model.device_report import Devices
+
+    # From here on nothing should be compiled any more, and whatever is gets counted.
+    devices, watch = Devices(), EngineWatch()
+    built.core.add_observer(watch)
     limits = built.core.limits
     engine = AsyncEngine(ThreadLink(built.core), built.tokenizer, limits, config.readers)
     # The last part only: where the model lies on this machine is nobody's business.
     name = Path(config.model_path).name
-    return Served(engine, describe_model(name, built.model_config, limits, built.tokenizer))
+    model = describe_model(name, built.model_config, limits, built.tokenizer)
+    return Served(engine, model, watch, devices.report)

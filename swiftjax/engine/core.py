@@ -19,6 +19,7 @@ from swiftjax.engine.plan import Plan
 from swiftjax.engine.request import Request, StepOutput
 from swiftjax.engine.rows import count_tokens, has_penalties
 from swiftjax.engine.scheduler import Scheduler
+from swiftjax.engine.watchers import Several
 from swiftjax.errors import InvalidRequestError, SwiftJaxError
 
 
@@ -66,6 +67,9 @@ class CoreStats(NamedTuple):
     num_waiting: int
     num_free_pages: int
     num_pages: int
+    num_idle_pages: int = 0  # of the free ones: kept for prompts that may need their contents
+    page_size: int = 0
+    num_preemptions: int = 0
 
 
 class EngineCore:
@@ -92,6 +96,10 @@ class EngineCore:
         self._choices = ChoiceTable()
         self._overlaps = overlaps
         self._in_flight: InFlight | None = None
+
+    def add_observer(self, observer: Observer) -> None:
+        """Let one more watch; only before the first step."""
+        self._observer = Several(self._observer, observer)
 
     def submit(self, request: Request) -> None:
         """Queue a request with all its choices; raises InvalidRequestError or QueueFullError."""
@@ -210,4 +218,7 @@ class EngineCore:
             num_waiting=self.scheduler.num_waiting,
             num_free_pages=pool.num_free,
             num_pages=pool.num_pages,
+            num_idle_pages=pool.num_idle,
+            page_size=pool.page_size,
+            num_preemptions=self.scheduler.num_preemptions,
         )

@@ -8,9 +8,9 @@ import sys
 
 from swiftjax.engine.core import EngineCore
 from swiftjax.engine.scheduler import Plan
-from swiftjax.serving.generation_service import Served
 from swiftjax.serving.listeners import Listen
 from swiftjax.serving.messages import describe_model
+from swiftjax.serving.served import Served
 from swiftjax.serving.server import run_server
 from tests.serving.harness import MODEL, make_core, make_engine
 
@@ -20,10 +20,10 @@ def break_after(core: EngineCore, num_steps: int) -> None:
     schedule = core.scheduler.schedule
     counter = iter(range(num_steps))
 
-    def counted(now: float) -> Plan:
+    def counted(now: float, *, in_flight: bool = False) -> Plan:
         if next(counter, None) is None:
             raise RuntimeError("broken on purpose")
-        return schedule(now)
+        return schedule(now, in_flight=in_flight)
 
     core.scheduler.schedule = counted  # type: ignore[method-assign]
 

@@ -19,11 +19,11 @@ from swiftjax.config import ModelConfig, ReaderLimits
 from swiftjax.engine.async_engine import AsyncEngine, ThreadLink
 from swiftjax.engine.core import EngineCore
 from swiftjax.engine.tokenizer import Tokenizer
-from swiftjax.serving.generation_service import Served
 from swiftjax.serving.grpc_server import GrpcServer
 from swiftjax.serving.messages import describe_model
 from swiftjax.serving.proto import swiftjax_pb2 as pb
 from swiftjax.serving.proto import swiftjax_pb2_grpc as pb_grpc
+from swiftjax.serving.served import Served
 from swiftjax.tokenizer_files import TokenizerFiles
 from tests.fakes import FakeRunner, make_fake_core
 

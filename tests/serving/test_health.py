@@ -11,11 +11,11 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from swiftjax.errors import SwiftJaxError
 from swiftjax.serving.addresses import is_loopback
-from swiftjax.serving.generation_service import Served
 from swiftjax.serving.grpc_server import SERVICES, GrpcServer
 from swiftjax.serving.messages import describe_model
 from swiftjax.serving.proto import swiftjax_pb2 as pb
 from swiftjax.serving.proto import swiftjax_pb2_grpc as pb_grpc
+from swiftjax.serving.served import Served
 from tests.serving.harness import MODEL, long_request, make_core, make_engine, serving, status_of
 
 SERVING = health_pb2.HealthCheckResponse.SERVING

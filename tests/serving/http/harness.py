@@ -11,10 +11,12 @@ import httpx2
 
 from swiftjax.engine.async_engine import AsyncEngine
 from swiftjax.engine.core import EngineCore
-from swiftjax.serving.generation_service import Served
+from swiftjax.memory import DeviceMemory, DeviceReport
+from swiftjax.serving.engine_watch import EngineWatch
 from swiftjax.serving.keys import KeyEntry, KeyRing
 from swiftjax.serving.listeners import Listen, Listeners
 from swiftjax.serving.messages import describe_model
+from swiftjax.serving.served import Served
 from tests.fakes import FakeRunner
 from tests.serving.harness import MODEL, make_core, make_engine
 
@@ -66,6 +68,16 @@ class HttpService:
         return read_events(text)
 
 
+def usage_of(prompt: int, output: int) -> Json:
+    """The usage of a request whose prompt was not cached."""
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": output,
+        "total_tokens": prompt + output,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
+
+
 def read_events(text: str) -> list[Json]:
     """The chunks of an event stream that must end with [DONE]."""
     *events, done, rest = text.split("\n\n")
@@ -93,13 +105,15 @@ async def serving(
     core: EngineCore, *, keys: KeyRing | None = None, allowed_origins: tuple[str, ...] = ()
 ) -> AsyncIterator[HttpService]:
     """Run a server on free ports."""
+    watch = EngineWatch()
+    core.add_observer(watch)
     engine = make_engine(core)
     keys = keys or KeyRing()
     listeners = Listeners(Listen(http_port=0, keys=keys, allowed_origins=allowed_origins))
     await listeners.start()
-    await listeners.open(
-        Served(engine, describe_model("bytes", MODEL, core.limits, engine.tokenizer))
-    )
+    model = describe_model("bytes", MODEL, core.limits, engine.tokenizer)
+    devices = DeviceReport(0, 0.0, (DeviceMemory("gpu:0", 3, 10), DeviceMemory("gpu:1", 4, 10)))
+    await listeners.open(Served(engine, model, watch, lambda: devices))
     assert listeners.http is not None
     headers = {} if keys.is_open else {"authorization": f"Bearer {KEY}"}
     try:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.serving.http.harness import HttpService, Json, run
+from tests.serving.http.harness import HttpService, Json, run, usage_of
 
 PATH = "/v1/chat/completions"
 HI = [{"role": "user", "content": "Hi"}]  # the template writes "user:Hi;", so "<=>..." follows
@@ -21,7 +21,7 @@ def test_whole_answer() -> None:
             "stop_reason": None,
         }
         assert answer["object"] == "chat.completion" and answer["id"].startswith("chatcmpl-")
-        assert answer["usage"] == {"prompt_tokens": 8, "completion_tokens": 3, "total_tokens": 11}
+        assert answer["usage"] == usage_of(8, 3)
 
     run(body)
 
@@ -49,9 +49,7 @@ def test_b051_framing_of_a_stream_with_two_choices(usage: bool) -> None:
         if usage:
             last = chunks.pop()
             assert last["choices"] == []
-            assert last["usage"] == {
-                "prompt_tokens": 8, "completion_tokens": 6, "total_tokens": 14
-            }  # fmt: skip
+            assert last["usage"] == usage_of(8, 6)
         assert all("usage" not in chunk for chunk in chunks)
         assert len({(c["id"], c["created"], c["model"], c["object"]) for c in chunks}) == 1
         assert all(len(chunk["choices"]) == 1 for chunk in chunks)

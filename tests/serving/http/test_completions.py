@@ -4,7 +4,7 @@ echo, scores, several prompts, streams.
 
 import pytest
 
-from tests.serving.http.harness import HttpService, run
+from tests.serving.http.harness import HttpService, run, usage_of
 
 PATH = "/v1/completions"
 SCORE = -0.5  # what the fake runner gives every token
@@ -22,7 +22,7 @@ def test_whole_answer() -> None:
             "swiftjax_finish_reason": "length",
             "stop_reason": None,
         }
-        assert answer["usage"] == {"prompt_tokens": 1, "completion_tokens": 3, "total_tokens": 4}
+        assert answer["usage"] == usage_of(1, 3)
         assert answer["object"] == "text_completion" and answer["model"] == "bytes"
         assert answer["id"].startswith("cmpl-")
         # Without max_tokens 16 tokens, as OpenAI has it.

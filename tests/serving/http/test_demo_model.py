@@ -13,10 +13,10 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from swiftjax.build import build_core
 from swiftjax.config import EngineConfig
 from swiftjax.engine.async_engine import AsyncEngine, ThreadLink
-from swiftjax.serving.generation_service import Served
 from swiftjax.serving.keys import KeyEntry, KeyRing
 from swiftjax.serving.listeners import Listen, Listeners
 from swiftjax.serving.messages import describe_model
+from swiftjax.serving.served import Served
 
 pytestmark = pytest.mark.demo_model
 

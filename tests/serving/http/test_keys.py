@@ -14,6 +14,7 @@ from swiftjax.serving.gate import Gate
 from swiftjax.serving.http.app import OPEN_PATHS
 from swiftjax.serving.http.routes import Routes
 from swiftjax.serving.keys import KeyEntry, KeyRing, parse_keys
+from swiftjax.serving.metrics import Metrics
 from swiftjax.serving.proto import swiftjax_pb2 as pb
 from tests.serving.harness import status_of
 from tests.serving.http.harness import ADMIN_KEY, KEY, HttpService, error_of, make_keys, run
@@ -26,7 +27,9 @@ CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
 
 def all_routes() -> list[tuple[str, str]]:
     """Every method and path that is routed."""
-    routes = [route for route in Routes(Gate()).router().routes if isinstance(route, Route)]
+    routes = [
+        route for route in Routes(Gate(), Metrics()).router().routes if isinstance(route, Route)
+    ]
     return [(method, r.path_format) for r in routes for method in sorted(r.methods or ())]
 
 
