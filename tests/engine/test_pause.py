@@ -79,12 +79,13 @@ def test_pausing_what_is_unknown_or_finished_does_nothing() -> None:
     core.scheduler.check_integrity()
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_pauses_at_random_moments_change_no_token(seed: int) -> None:
+@pytest.mark.parametrize("overlaps", [False, True], ids=["plain", "overlapped"])
+@pytest.mark.parametrize("seed", range(4))
+def test_pauses_at_random_moments_change_no_token(seed: int, overlaps: bool) -> None:
     rng = random.Random(seed)
     runner = ContextRunner(53, 12, 4)
     core = make_fake_core(
-        vocab_size=53, num_pages=12, page_size=4, max_num_seqs=3, runner=runner,
+        vocab_size=53, num_pages=12, page_size=4, max_num_seqs=3, runner=runner, overlaps=overlaps,
         costs=PreemptionCosts(host_pages=6, seconds_per_page=1.0, seconds_per_token=1.0),
     )  # fmt: skip
     expected: dict[str, list[int]] = {}

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swiftjax.batch import SamplingBatch, empty_edits, empty_sampling
+from swiftjax.engine.generation import MIN_TEMPERATURE
 from swiftjax.engine.request import GenerationConfig
 from swiftjax.errors import InvalidRequestError
 from swiftjax.model.filters import keep_mask
@@ -68,6 +69,7 @@ def test_b013_out_of_range_is_refused(bad: dict) -> None:
         {"top_p": 0.0},
         {"top_p": 1e-9},
         {"top_k": 1},
+        {"temperature": MIN_TEMPERATURE},
     ],
 )
 def test_b013_never_index_zero_by_accident(settings_: dict) -> None:

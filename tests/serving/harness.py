@@ -65,6 +65,7 @@ def make_core(
     policy: str = "fcfs",
     min_batch_size: int = 1,
     max_wait: float = 0.0,
+    overlaps: bool = False,
 ) -> EngineCore:
     """A core for the byte vocabulary."""
     return make_fake_core(
@@ -79,6 +80,7 @@ def make_core(
         policy=policy,
         min_batch_size=min_batch_size,
         max_wait=max_wait,
+        overlaps=overlaps,
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from swiftjax.engine.request import GenerationConfig
+from swiftjax.engine.request import GenerationConfig, RequestOptions
 from swiftjax.errors import DeadlineError, InvalidRequestError, NotReadyError
 from swiftjax.serving.client import Client
 from swiftjax.serving.options import read_generation_config, write_options
@@ -181,3 +181,11 @@ def test_options_over_their_limits_are_refused(client: Client) -> None:
     for output in (pb.OutputOptions(logprobs=10**9), pb.OutputOptions(logprobs=-1)):
         with pytest.raises(InvalidRequestError):
             read_generation_config(pb.GenerateRequest(output=output))
+
+
+def test_options_reach_the_engine(client: Client) -> None:
+    options = RequestOptions(time_limit=0.2, client_id="me", cache_salt="mine")
+    config = GenerationConfig(max_new_tokens=4000, ignore_eos=True)
+    for cached in (0, 8):
+        last = list(client.generate(text="abcdefghijk", config=config, options=options))[-1]
+        assert (last.finish_reason, last.num_cached_tokens) == ("time_limit", cached)

@@ -54,7 +54,8 @@ async def read_at(rate: float, stream: Any) -> list[StreamOutput]:
     return outputs
 
 
-def test_a_slow_reader_gets_every_token_in_the_end() -> None:
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_a_slow_reader_gets_every_token_in_the_end(overlaps: bool) -> None:
     async def body(engine: AsyncEngine) -> None:
         config = GenerationConfig(max_new_tokens=300, ignore_eos=True)
         outputs = []
@@ -67,7 +68,7 @@ def test_a_slow_reader_gets_every_token_in_the_end() -> None:
         assert outputs[-1].finish_reason == "length"
         assert LIMIT < max(len(output.token_ids) for output in outputs) <= LIMIT + SLACK
 
-    run(body, 30.0, delay=0.001)
+    run(body, 30.0, delay=0.001, overlaps=overlaps)
 
 
 def test_p9_a_reader_at_one_token_a_second_stalls_nobody_and_is_aborted() -> None:
