@@ -1,4 +1,4 @@
-"""Host time of one step: schedule, build the batch, update; for every policy.
+"""Host time of one step: schedule, build the batch, update; for every policy. And of a trace.
 
     python -m benchmarks.scheduler
 
@@ -10,6 +10,7 @@ sequences should matter.
 import argparse
 import datetime
 import statistics
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from swiftjax.engine.batching import make_batch
 from swiftjax.engine.core import EngineCore
 from swiftjax.engine.policies import QUEUE_POLICIES
 from swiftjax.engine.request import GenerationConfig
+from swiftjax.engine.tracer import Tracer
 from tests.fakes import FakePending, FakeRunner, make_fake_core, make_request
 
 RESULTS = Path(__file__).parent / "results" / "cpu"
@@ -59,9 +61,10 @@ def busy_core(policy: str, num_waiting: int, prompt_len: int) -> EngineCore:
     return core
 
 
-def time_steps(core: EngineCore) -> tuple[list[float], list[float]]:
-    """Milliseconds of schedule + batch building, and of update, per step."""
-    planning, updating = [], []
+def time_steps(core: EngineCore, trace: Path) -> tuple[list[float], list[float], list[float]]:
+    """Milliseconds of schedule + batch building, of update, and of tracing, per step."""
+    planning, updating, tracing = [], [], []
+    tracer = Tracer(trace, core.scheduler)
     num_slots = PAGES * PAGE_SIZE
     for _ in range(STEPS):
         start = time.perf_counter()
@@ -71,33 +74,40 @@ def time_steps(core: EngineCore) -> tuple[list[float], list[float]]:
         )
         middle = time.perf_counter()
         count = len(plan.work)
-        core.scheduler.update(plan, Sampled([1] * count, [0.0] * count))
+        outputs = core.scheduler.update(plan, Sampled([1] * count, [0.0] * count))
         end = time.perf_counter()
+        tracer.planned(plan, 0.0)
+        tracer.read(plan, outputs)
         planning.append((middle - start) * 1e3)
         updating.append((end - middle) * 1e3)
-    return planning, updating
+        tracing.append((time.perf_counter() - end) * 1e3)
+    return planning, updating, tracing
 
 
-def measure() -> list[dict[str, Any]]:
+def measure(trace: Path) -> list[dict[str, Any]]:
     """All policies over queue lengths, and the first one over sequence lengths too."""
     records = []
     for policy in sorted(QUEUE_POLICIES):
         cases = [(queue, PROMPTS[0]) for queue in QUEUES]
         cases += [(QUEUES[-1], prompt) for prompt in PROMPTS[1:]] if policy == "fcfs" else []
         for num_waiting, prompt_len in cases:
-            planning, updating = time_steps(busy_core(policy, num_waiting, prompt_len))
+            planning, updating, tracing = time_steps(
+                busy_core(policy, num_waiting, prompt_len), trace
+            )
             record = {
                 "workload": "schedule and build a step", "policy": policy, "batch": RUNNING,
                 "waiting": num_waiting, "context": prompt_len, "unit": "ms/step",
                 "value": round(statistics.median(planning), 4), "limit": 1.0,
                 "spread": [round(min(planning), 4), round(max(planning), 4)],
-                "update_ms": round(statistics.median(updating), 4), "steps": STEPS,
+                "update_ms": round(statistics.median(updating), 4),
+                "trace_ms": round(statistics.median(tracing), 4), "steps": STEPS,
                 "machine": cpu_name(), "commit": commit(),
                 "command": "python -m benchmarks.scheduler",
                 "date": datetime.date.today().isoformat(),
             }  # fmt: skip
             print(f"{policy:18} waiting {num_waiting:6} context {prompt_len:5}  "
-                  f"{record['value']:.3f} ms, update {record['update_ms']:.3f} ms")  # fmt: skip
+                  f"{record['value']:.3f} ms, update {record['update_ms']:.3f} ms, "
+                  f"trace {record['trace_ms']:.3f} ms")  # fmt: skip
             records.append(record)
     return records
 
@@ -129,7 +139,8 @@ def plot(records: list[dict[str, Any]]) -> None:
 def main() -> None:
     """Measure, print and write the records."""
     argparse.ArgumentParser(description="Host time of a step").parse_args()
-    records = measure()
+    with tempfile.TemporaryDirectory() as folder:
+        records = measure(Path(folder) / "trace")
     write_records(RESULTS / "scheduler.json", records)
     plot(records)
 

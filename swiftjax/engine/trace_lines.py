@@ -1,7 +1,7 @@
 """The lines of a trace: one JSON object each, the first a header; docs/scheduler.md names the keys.
 
 Holds no prompt text and no token ids: what requests share is told by hashes of their pages, made
-with a secret that is thrown away. Called by the tracer's thread.
+with a secret that is thrown away. Called by the tracer.
 """
 
 import base64
@@ -24,51 +24,16 @@ FORMAT = "swiftjax-trace"
 KEY_BYTES = 6  # of a page key: 48 bits, 8 characters
 
 
-class Submitted(NamedTuple):
-    """A request was taken before the step of this number was planned."""
-
-    request: Request
-    now: float
-    step: int
-
-
 class Planned(NamedTuple):
     """A step was planned at `now`; what was there right after."""
 
+    number: int
     plan: Plan
     now: float
     in_flight: bool  # the step before it was not read yet
     pages: tuple[int, int, int]  # in use, free, idle
     queues: tuple[int, int, int]  # running, waiting, those of the waiting that are preempted
     num_preemptions: int
-
-
-class Step(NamedTuple):
-    """A step was read `took` seconds after it, or the step before it, had begun to compute."""
-
-    number: int
-    took: float
-    planned: Planned
-
-
-class Told(NamedTuple):
-    """Outputs that came before the step of this number was planned."""
-
-    outputs: list[StepOutput]
-    now: float
-    step: int
-
-
-class ToldTo(NamedTuple):
-    """A request was told something before the step of this number was planned."""
-
-    what: Command
-    request_id: str
-    now: float
-    step: int
-
-
-Event = Submitted | Step | Told | ToldTo
 
 
 def make_header(scheduler: Scheduler) -> str:
@@ -85,42 +50,31 @@ def make_header(scheduler: Scheduler) -> str:
 
 
 class LineMaker:
-    """Turns events into lines. Requests are numbered in the order of submission."""
+    """Makes lines, each with its newline. Requests are numbered in the order of submission."""
 
     def __init__(self, start: float, page_size: int, salt: Callable[[Request], str]) -> None:
         self._start = start
         self._keys = PageKeys(page_size, "")
         self._salt = salt
         self._numbers: dict[str, int] = {}  # of requests that have not ended
-        self._requests: dict[str, tuple[Request, list[bytes]]] = {}
+        self._prompt_keys: dict[str, list[bytes]] = {}
         self._sequences: dict[str, Sequence] = {}  # those that ran
         self._count = 0
 
-    def of(self, event: Event) -> str:
-        """The lines of one event, each with its newline; '' for none."""
-        if isinstance(event, Submitted):
-            return self._submit(event)
-        if isinstance(event, Step):
-            return self._step(event)
-        if isinstance(event, ToldTo):
-            return self._command(event)
-        ended = (output for output in event.outputs if output.finish_reason is not None)
-        return "".join(self._finish(event, output) for output in ended)
-
-    def _submit(self, event: Submitted) -> str:
-        request = event.request
+    def submit(self, request: Request, now: float, step: int) -> str:
+        """A request was taken before the step of this number was planned."""
         keys: list[bytes] = []
         self._keys.extend(keys, request.prompt_token_ids, self._salt(request))
         number, self._count = self._count, self._count + 1
         self._numbers[request.request_id] = number
-        self._requests[request.request_id] = (request, keys)
+        self._prompt_keys[request.request_id] = keys
         options, deadline = request.options, request.deadline
         return _line(
             kind="submit",
             n=number,
             id=request.request_id,
-            t=self._seconds(event.now),
-            step=event.step,
+            t=self._seconds(now),
+            step=step,
             arrival=self._seconds(request.arrival_time),
             prompt_len=len(request.prompt_token_ids),
             max_new_tokens=request.max_new_tokens,
@@ -133,20 +87,24 @@ class LineMaker:
             pages=_shorten(keys),
         )
 
-    def _step(self, event: Step) -> str:
-        planned, numbers, moves = event.planned, self._numbers, event.planned.plan.moves
+    def step(self, planned: Planned, took: float) -> str:
+        """A step was read `took` seconds after it, or the step before it, had begun."""
+        numbers, moves = self._numbers, planned.plan.moves
         for sequence in planned.plan.admitted:
-            if sequence.request.request_id in self._requests:  # it may have ended meanwhile
+            if sequence.request.request_id in numbers:  # it may have ended meanwhile
                 self._sequences[sequence.request.request_id] = sequence
         return _line(
             kind="step",
-            step=event.number,
+            step=planned.number,
             t=self._seconds(planned.now),
-            took=round(event.took, 6),
+            took=round(took, 6),
             in_flight=int(planned.in_flight),
+            # Most shares are decodes, and there may be hundreds in each of many steps.
             who=[
-                (work.sequence.order, work.start, work.num_new, int(work.samples))
-                for work in planned.plan.work
+                (sequence.order, start)
+                if num_new == 1 and samples
+                else (sequence.order, start, num_new, int(samples))
+                for sequence, start, num_new, samples in planned.plan.work
             ],
             pages=dict(zip(("used", "free", "idle"), planned.pages, strict=True)),
             queue=dict(zip(("running", "waiting", "preempted"), planned.queues, strict=True)),
@@ -156,30 +114,30 @@ class LineMaker:
             copies=len(moves.copies),
         )
 
-    def _finish(self, event: Told, output: StepOutput) -> str:
+    def finish(self, output: StepOutput, now: float, step: int) -> str:
+        """A request ended before the step of this number was planned."""
         request_id = output.request_id
-        request, keys = self._requests.pop(request_id)
+        keys = self._prompt_keys.pop(request_id)
         num_prompt_pages = len(keys)
         sequence = self._sequences.pop(request_id, None)
-        output_len = 0
         if sequence is not None:
-            output_len = sequence.num_output
-            self._keys.extend(keys, sequence.token_ids, self._salt(request))
+            self._keys.extend(keys, sequence.token_ids, self._salt(sequence.request))
         return _line(
             kind="finish",
             n=self._numbers.pop(request_id),
-            t=self._seconds(event.now),
-            step=event.step,
+            t=self._seconds(now),
+            step=step,
             reason=output.finish_reason,
-            output_len=output_len,
+            output_len=0 if sequence is None else sequence.num_output,
             pages=_shorten(keys[num_prompt_pages:]),
         )
 
-    def _command(self, event: ToldTo) -> str:
-        number = self._numbers.get(event.request_id)
+    def command(self, what: Command, request_id: str, now: float, step: int) -> str:
+        """A request was told something; '' if it had ended, or never was."""
+        number = self._numbers.get(request_id)
         if number is None:
-            return ""  # it had ended, or never was
-        return _line(kind=event.what, n=number, t=self._seconds(event.now), step=event.step)
+            return ""
+        return _line(kind=what, n=number, t=self._seconds(now), step=step)
 
     def _seconds(self, time: float) -> float:
         return round(time - self._start, 9)
@@ -190,5 +148,8 @@ def _shorten(keys: list[bytes]) -> str:
     return base64.b64encode(b"".join(key[:KEY_BYTES] for key in keys)).decode()
 
 
+_encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+
+
 def _line(**fields: Any) -> str:
-    return json.dumps(fields, separators=(",", ":")) + "\n"
+    return _encode(fields) + "\n"

@@ -78,8 +78,15 @@ def _read_lines(path: Path) -> Iterator[tuple[int, Line]]:
 
 
 def _read_step(line: Line) -> RecordedStep:
-    who = tuple((int(n), int(start), int(num), int(one)) for n, start, num, one in line["who"])
+    who = tuple(_read_share(*share) for share in line["who"])
     return RecordedStep(float(line["t"]), float(line["took"]), bool(line["in_flight"]), who)
+
+
+def _read_share(
+    number: int, start: int, num_new: int = 1, samples: int = 1
+) -> tuple[int, int, int, int]:
+    """One entry of a step; that of a decode is cut short."""
+    return int(number), int(start), int(num_new), int(samples)
 
 
 def _read_command(line: Line) -> ToldTo:
