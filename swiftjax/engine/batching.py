@@ -17,7 +17,7 @@ from swiftjax.batch import (
     empty_batch,
     empty_edits,
 )
-from swiftjax.engine.plan import Plan, Work
+from swiftjax.engine.plan import Plan
 from swiftjax.engine.results import scores_of
 from swiftjax.engine.rows import RowTable
 
@@ -104,7 +104,7 @@ def make_batch(
     batch.context_lens[:count] = starts + num_new
     batch.prompt_lens[:count] = rows.prompt_lens[row_ids]
     batch.page_table[:count] = rows.page_table[row_ids]
-    _fill_tokens(batch, plan, starts, num_new, ends, page_size)
+    _fill_tokens(batch, plan, row_ids, starts, num_new, ends, page_size)
     samples = np.fromiter((w.samples for w in plan.work), bool, count)
     _fill_sampling(batch, rows, row_ids[samples], ends[samples] - 1)
     if scores_prompt:
@@ -115,6 +115,7 @@ def make_batch(
 def _fill_tokens(
     batch: Batch,
     plan: Plan,
+    row_ids: np.ndarray,
     starts: np.ndarray,
     num_new: np.ndarray,
     ends: np.ndarray,
@@ -129,25 +130,19 @@ def _fill_tokens(
     batch.positions[:num_tokens] = positions
     batch.slot_mapping[:num_tokens] = pages * page_size + positions % page_size
     batch.token_ids[:num_tokens] = np.fromiter(_new_tokens(plan), np.int32, num_tokens)
-    unread = (i for i, work in enumerate(plan.work) if _ends_unread(work))
-    for i in unread:
-        batch.token_sources[ends[i] - 1] = plan.work[i].sequence.row
-
-
-def _ends_unread(work: Work) -> bool:
-    """Whether the last token of a share was sampled by a step that was not read yet."""
-    return work.start + work.num_new > len(work.sequence.token_ids)
+    num_read = np.fromiter((len(w.sequence.token_ids) for w in plan.work), np.int32, len(starts))
+    unread = np.flatnonzero(starts + num_new > num_read)
+    batch.token_sources[ends[unread] - 1] = row_ids[unread]
 
 
 def _new_tokens(plan: Plan) -> Iterator[int]:
-    for work in plan.work:
-        tokens = work.sequence.token_ids
-        if _ends_unread(work):
-            yield 0  # the device knows it
-        elif work.num_new == 1:
-            yield tokens[work.start]
+    for sequence, start, num_new, _ in plan.work:
+        tokens = sequence.token_ids
+        if num_new == 1:
+            # A token that was not read yet is known to the device only.
+            yield tokens[start] if start < len(tokens) else 0
         else:
-            yield from tokens[work.start : work.start + work.num_new]
+            yield from tokens[start : start + num_new]
 
 
 def _fill_sampling(

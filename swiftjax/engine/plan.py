@@ -36,11 +36,10 @@ class PlanDraft:
         self.copies: list[PageCopy] = []
         self._starts: dict[int, int] = {}  # by the order of the planned sequences
 
-    def add(self, sequence: Sequence, num_new: int) -> None:
-        """Compute the next `num_new` tokens of a sequence."""
+    def add(self, sequence: Sequence, num_new: int, *, samples: bool) -> None:
+        """Compute the next `num_new` tokens of a sequence, and sample if that is all of them."""
         start = sequence.computed_len
         sequence.computed_len = start + num_new
-        samples = sequence.num_uncomputed == 0
         sequence.num_unread += samples
         self.work.append(Work(sequence, start, num_new, samples))
         self._starts[sequence.order] = start

@@ -364,16 +364,17 @@ class Scheduler:
         """Plan as many tokens of a running sequence as the budget and the pages allow."""
         if sequence.is_full_length or (sequence.num_unread and sequence.rules is not None):
             return  # nothing is left to do, or what may follow hangs on a token not read yet
-        start = sequence.computed_len
-        num_new = min(sequence.num_uncomputed, draft.budget)
+        start, num_uncomputed = sequence.computed_len, sequence.num_uncomputed
+        num_new = min(num_uncomputed, draft.budget)
         if num_new <= 0:
             return
         missing = self.pool.pages_for(start + num_new) - len(sequence.page_ids)
         if missing > 0 and not self._take_pages(draft, sequence, missing):
             return
-        draft.add(sequence, num_new)
+        draft.add(sequence, num_new, samples=num_new == num_uncomputed)
         self._served.charge(sequence.request.options.client_id, num_new)
-        self._publish(sequence)
+        if sequence.computed_len >= (sequence.num_published + 1) * self.pool.page_size:
+            self._publish(sequence)
 
     def _take_pages(self, draft: PlanDraft, sequence: Sequence, count: int) -> bool:
         """Give a sequence more pages, at the cost of others if need be; False if it must wait."""

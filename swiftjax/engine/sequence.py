@@ -19,6 +19,7 @@ class Sequence:
 
     __slots__ = (
         "computed_len",
+        "full_len",
         "num_cached",
         "num_published",
         "num_swapped",
@@ -39,6 +40,7 @@ class Sequence:
         self.request = request
         self.order = order  # of submission; decides ties and victims
         self.prompt_len = len(request.prompt_token_ids)
+        self.full_len = self.prompt_len + request.max_new_tokens
         self.token_ids: list[int] = list(request.prompt_token_ids)
         self.page_ids: list[int] = []
         self.page_keys: list[bytes] = []  # of the full pages whose tokens are known
@@ -71,12 +73,12 @@ class Sequence:
     @property
     def is_full_length(self) -> bool:
         """Whether its last token was sampled, read or not: nothing is left to compute."""
-        return self.total_len - self.prompt_len >= self.request.max_new_tokens
+        return len(self.token_ids) + self.num_unread >= self.full_len
 
     @property
     def max_cached_len(self) -> int:
         """Most tokens the cache will ever hold for it: the last sampled token is never fed back."""
-        return self.prompt_len + self.request.max_new_tokens - 1
+        return self.full_len - 1
 
     @property
     def wants_prompt_scores(self) -> bool:
@@ -88,6 +90,6 @@ class Sequence:
         """Whether the newest token ends the answer."""
         if self.token_ids[-1] in self.request.stop_token_ids:
             return "stop"
-        if self.num_output >= self.request.max_new_tokens:
+        if len(self.token_ids) >= self.full_len:
             return "length"
         return None
