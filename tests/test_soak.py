@@ -110,7 +110,7 @@ async def soak(core: EngineCore) -> tuple[dict[str, int], list[tuple[float, floa
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's /proc")
 def test_mixed_load_leaves_everything_as_it_was() -> None:
     core = tiny_core(
-        num_pages=40, page_size=8, max_model_len=MAX_MODEL_LEN, max_num_seqs=4,
+        num_pages=26, page_size=8, max_model_len=MAX_MODEL_LEN, max_num_seqs=4,
         max_num_batched_tokens=32, costs=COSTS, overlaps=True,
     )  # fmt: skip
     runner = core._runner
@@ -118,7 +118,7 @@ def test_mixed_load_leaves_everything_as_it_was() -> None:
     counts, samples = asyncio.run(soak(core))
     core.scheduler.check_integrity()
     assert core.stats().num_free_pages == core.stats().num_pages
-    assert core.scheduler.num_preemptions > 10
+    assert core.scheduler.num_preemptions > 3
     assert min(counts.values()) > 0 and counts["finished"] > counts["cancelled"]
     times, sizes = np.array(samples).T
     growth = np.polyfit(times, sizes, 1)[0] * (times[-1] - times[0])
