@@ -76,6 +76,7 @@ class Engine:
         policy: QueuePolicyChoice = "fcfs",
         victim_policy: VictimPolicyName | None = None,
         prefix_cache: bool = True,
+        deterministic: bool = False,
         swap_space_gib: float = 4.0,
         trace: str | None = None,
         warm_up: bool | None = None,
@@ -95,6 +96,7 @@ class Engine:
             policy=policy,
             victim_policy=victim_policy,
             prefix_cache=prefix_cache,
+            deterministic=deterministic,
             swap_space_gib=swap_space_gib,
             trace=trace,
             max_queue_len=MAX_TOKENS,  # whoever calls a blocking engine is the only one to wait

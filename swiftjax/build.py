@@ -19,7 +19,7 @@ from swiftjax.config import EngineConfig, ModelConfig, SchedulerConfig
 from swiftjax.converters.demo_model import default_cache_dir, resolve_model
 from swiftjax.converters.dummy import load_dummy
 from swiftjax.converters.load import load_checkpoint
-from swiftjax.engine.batching import Buckets, make_buckets
+from swiftjax.engine.batching import Buckets, make_buckets, make_single_bucket
 from swiftjax.engine.core import EngineCore, EngineLimits
 from swiftjax.engine.page_pool import PagePool
 from swiftjax.engine.policies import victim_policy_for
@@ -33,6 +33,7 @@ from swiftjax.errors import InvalidRequestError, UnsupportedError
 from swiftjax.memory import GIB, MemoryPlan, plan_pages, temporaries
 from swiftjax.model.kv_cache import bytes_per_page
 from swiftjax.model.logprobs import PROMPT_BLOCK
+from swiftjax.model.programs import SAMPLERS
 from swiftjax.model.runner import ModelRunner, make_runner
 
 logger = logging.getLogger(__name__)
@@ -123,14 +124,9 @@ def build_core(
         page_size=sizes.page_size,
         max_model_len=sizes.max_model_len,
         implementation=implementation,
+        samplers=("full",) if config.deterministic else SAMPLERS,
     )
-    buckets = make_buckets(
-        max_num_seqs=sizes.max_num_seqs,
-        max_num_batched_tokens=sizes.max_num_batched_tokens,
-        max_pages=sizes.max_pages_per_seq,
-        min_decode=sizes.min_decode,
-        fine=jax.default_backend() == "gpu",
-    )
+    buckets = _make_buckets(sizes, deterministic=config.deterministic)
     tokenizer = Tokenizer(loaded.tokenizer_files, chat_template=config.chat_template)
     limits = EngineLimits(model.vocab_size, sizes.max_model_len, model.eos_token_ids)
     pool = PagePool(plan.num_pages, sizes.page_size)
@@ -235,6 +231,22 @@ def _choose_sizes(config: EngineConfig, model: ModelConfig) -> _Sizes:
         max_num_batched_tokens=config.max_num_batched_tokens or (2048 if on_gpu else 512),
         # On a GPU a matrix product of 8 rows is no slower than one of a single row.
         min_decode=8 if on_gpu else 1,
+    )
+
+
+def _make_buckets(sizes: _Sizes, *, deterministic: bool) -> Buckets:
+    if deterministic:
+        return make_single_bucket(
+            max_num_seqs=sizes.max_num_seqs,
+            max_num_batched_tokens=sizes.max_num_batched_tokens,
+            max_pages=sizes.max_pages_per_seq,
+        )
+    return make_buckets(
+        max_num_seqs=sizes.max_num_seqs,
+        max_num_batched_tokens=sizes.max_num_batched_tokens,
+        max_pages=sizes.max_pages_per_seq,
+        min_decode=sizes.min_decode,
+        fine=_is_on_gpu(),
     )
 
 

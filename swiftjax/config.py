@@ -123,7 +123,9 @@ class EngineConfig:
     `swap_space_gib` bounds the host memory that preempted sequences may take; 0 means that they are
     always computed again. Newcomers are held back until `min_batch_size` of them wait or one has
     waited for `max_wait_ms`; by default they are not. `trace` is a file to record what the
-    scheduler decides. Raises InvalidRequestError for a value outside its range.
+    scheduler decides. `overlap` dispatches a step before the last one is read (None: on a GPU).
+    `deterministic` computes every step in one program, so that an answer is equal bit for bit
+    whatever runs beside it. Raises InvalidRequestError for a value outside its range.
     """
 
     model_path: str
@@ -145,6 +147,7 @@ class EngineConfig:
     swap_space_gib: float = 4.0
     trace: str | None = None
     overlap: bool | None = None
+    deterministic: bool = False
     readers: ReaderLimits = field(default_factory=ReaderLimits)  # of an AsyncEngine
     load_format: LoadFormat = "auto"
 

@@ -12,7 +12,17 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-_IDENTITY = ("workload", "model", "dtype", "batch", "context", "implementation", "rate", "protocol")
+_IDENTITY = (
+    "workload",
+    "model",
+    "dtype",
+    "batch",
+    "context",
+    "implementation",
+    "rate",
+    "protocol",
+    "deterministic",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from swiftjax.cli.loading import load_core
-from swiftjax.cli.options import DtypeOption, Implementation, Quiet
+from swiftjax.cli.options import Deterministic, DtypeOption, Implementation, Quiet
 from swiftjax.config import Dtype, EngineConfig, LoadFormat
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ def offline(
     max_model_len: Length = None,
     implementation: Implementation = None,
     overlap: Overlap = None,
+    deterministic: Deterministic = False,
     out: Out = None,
     commit: Commit = None,
     quiet: Quiet = False,
@@ -69,7 +70,7 @@ def offline(
     config = EngineConfig(
         model_path=model, load_format=load_format, dtype=dtype, max_batch_size=max_batch_size,
         max_num_batched_tokens=max_num_batched_tokens, max_model_len=max_model_len,
-        implementation=implementation, overlap=overlap, prefix_cache=False, swap_space_gib=0.0,
+        implementation=implementation, overlap=overlap, deterministic=deterministic, prefix_cache=False, swap_space_gib=0.0,
         max_queue_len=1 << 20,
     )  # fmt: skip
     built = load_core(config, warm=True, quiet=quiet)
@@ -77,6 +78,8 @@ def offline(
 
     engine = Engine.from_core(built)
     run = _run_of(built.model_config.dtype, model, commit, implementation)
+    if deterministic and run.flags is not None:
+        run.flags["deterministic"] = True
     for name in workload or ["W1", "W2", "W3"]:
         _report(_measure(engine, name, small=small), run, out, name)
 
@@ -133,11 +136,23 @@ def _run_of(
     from swiftjax.bench.records import Run
 
     short = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-    command = shlex.join(["swiftjax", *sys.argv[1:]])
+    command = shlex.join(["swiftjax", *_without(sys.argv[1:], ("--out", "--commit"))])
     flags: dict[str, Any] = {} if implementation is None else {"implementation": implementation}
     return Run(
         model=model, dtype=short[dtype or "float32"], command=command, commit=commit, flags=flags
     )
+
+
+def _without(arguments: list[str], names: tuple[str, ...]) -> list[str]:
+    """Leave out options that say where to write, not what to measure."""
+    kept: list[str] = []
+    rest = iter(arguments)
+    for argument in rest:
+        if argument in names:
+            next(rest, None)
+        elif not argument.startswith(tuple(f"{name}=" for name in names)):
+            kept.append(argument)
+    return kept
 
 
 _FILES = {"W1": "latency", "W2": "prefill", "W3": "throughput"}

@@ -80,6 +80,7 @@ def generate(
     gpu_memory_utilization: opt.GpuMemoryUtilization = opt.ENGINE_DEFAULTS.gpu_memory_utilization,
     implementation: opt.Implementation = None,
     no_prefix_cache: opt.NoPrefixCache = False,
+    deterministic: opt.Deterministic = False,
     trace: opt.Trace = None,
     as_json: opt.Json = False,
     quiet: opt.Quiet = False,
@@ -112,6 +113,7 @@ def generate(
         gpu_memory_utilization=gpu_memory_utilization,
         implementation=implementation,
         prefix_cache=not no_prefix_cache,
+        deterministic=deterministic,
         trace=trace,
     )
     options = RequestOptions(time_limit=time_limit)

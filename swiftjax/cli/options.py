@@ -52,6 +52,14 @@ VictimPolicy = Annotated[
         show_default="least-important under the priority policy, else newest",
     ),
 ]
+Deterministic = Annotated[
+    bool,
+    typer.Option(
+        "--deterministic",
+        help="Answers equal bit for bit in any company: every step runs in one program.",
+        show_default="off",
+    ),
+]
 NoPrefixCache = Annotated[
     bool,
     typer.Option(

@@ -36,8 +36,18 @@ class Buckets:
 
     def choose(self, num_tokens: int, num_seqs: int, *, scores_prompt: bool = False) -> BatchShape:
         """The smallest bucket that holds a step; prompts are scored in mixed ones only."""
-        fitting = self.decode if num_tokens == num_seqs and not scores_prompt else self.mixed
+        is_decode = num_tokens == num_seqs and not scores_prompt
+        fitting = self.decode if is_decode and self.decode else self.mixed
         return next(b for b in fitting if b.num_tokens >= num_tokens and b.num_seqs >= num_seqs)
+
+
+def make_single_bucket(
+    *, max_num_seqs: int, max_num_batched_tokens: int, max_pages: int
+) -> Buckets:
+    """One shape for every step, decodes included: what a row gives never hangs on the batch."""
+    largest = max(max_num_batched_tokens, max_num_seqs + 1)
+    shape = BatchShape(num_tokens=largest, num_seqs=max_num_seqs, max_pages=max_pages)
+    return Buckets(decode=(), mixed=(shape,))
 
 
 def make_buckets(

@@ -5,7 +5,7 @@ whole next step; the host knows which sampler a batch needs anyway. A forward pa
 batch shape, a sampler per number of rows. Called by `runner.py` only.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -115,8 +115,13 @@ class Programs:
         return jax.jit(score).lower(model.params, hidden, _words(num_tokens))
 
 
-def choose_sampler(batch: Batch) -> Sampler:
-    """The cheapest sampler that does what the rows of a host batch ask."""
+def choose_sampler(batch: Batch, samplers: Container[Sampler] = SAMPLERS) -> Sampler:
+    """The cheapest of these samplers that does what the rows of a host batch ask."""
+    kind = _cheapest_sampler(batch)
+    return kind if kind in samplers else "full"
+
+
+def _cheapest_sampler(batch: Batch) -> Sampler:
     rows: SamplingBatch = batch.sampling
     if batch.edits is not None or _any_differs(rows, _CHANGES):
         return "full"

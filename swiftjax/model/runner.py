@@ -22,7 +22,7 @@ from swiftjax.model.kv_cache import make_kv_cache
 from swiftjax.model.kv_swap import KVSwap
 from swiftjax.model.packing import pack
 from swiftjax.model.penalties import empty_counts
-from swiftjax.model.programs import SAMPLERS, Programs, State, choose_sampler
+from swiftjax.model.programs import SAMPLERS, Programs, Sampler, State, choose_sampler
 from swiftjax.model.step_model import StepModel
 from swiftjax.model.step_results import DeviceTokens
 
@@ -32,10 +32,14 @@ NO_MOVES = PageMoves()
 class ModelRunner:
     """Compiles, warms up and dispatches steps."""
 
-    def __init__(self, model: StepModel, state: State) -> None:
+    def __init__(
+        self, model: StepModel, state: State, samplers: tuple[Sampler, ...] = SAMPLERS
+    ) -> None:
+        """Of `samplers` the cheapest that will do is used; "full" has to be among them."""
         self._model = model
         self._state = state
         self._programs = Programs(model, state)
+        self._samplers = samplers
         self._swap: KVSwap | None = None
         pages = state.kv_cache.keys[0]
         self._num_slots = pages.shape[0] * pages.shape[2]
@@ -73,7 +77,11 @@ class ModelRunner:
         forwards = sorted(shapes, key=lambda shape: -shape.num_tokens)
         return [
             *(functools.partial(get.forward, shape) for shape in forwards),
-            *(functools.partial(get.sampler, n, kind) for n in row_counts for kind in SAMPLERS),
+            *(
+                functools.partial(get.sampler, n, kind)
+                for n in row_counts
+                for kind in self._samplers
+            ),
             *(functools.partial(get.scorer, length) for length in lengths),
         ]
 
@@ -106,7 +114,7 @@ class ModelRunner:
         logits, hidden, kv_cache = self._programs.forward(shape)(
             self._model.params, kv_cache, last_tokens, packed.step
         )
-        kind, top = choose_sampler(batch), None
+        kind, top = choose_sampler(batch, self._samplers), None
         sampler = self._programs.sampler(shape.num_seqs, kind)
         if kind == "full":
             edits = self._edits_of(batch)
@@ -157,12 +165,12 @@ def make_runner(
     page_size: int,
     max_model_len: int,
     implementation: kernels.Implementation,
+    samplers: tuple[Sampler, ...] = SAMPLERS,
 ) -> ModelRunner:
     """Assemble a runner with a fresh KV cache in the model's dtype, for rows < max_num_seqs."""
     model = StepModel(config, params, max_model_len=max_model_len, implementation=implementation)
     dtype = jnp.dtype(config.dtype or "float32")
     cache = make_kv_cache(config, num_pages=num_pages, page_size=page_size, dtype=dtype)
     last_tokens = jnp.zeros(max_num_seqs, jnp.int32)
-    return ModelRunner(
-        model, State(cache, last_tokens, empty_counts(max_num_seqs, config.vocab_size))
-    )
+    state = State(cache, last_tokens, empty_counts(max_num_seqs, config.vocab_size))
+    return ModelRunner(model, state, samplers)
