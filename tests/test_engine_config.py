@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from swiftjax.config import DTYPES, QUEUE_POLICY_NAMES
-from swiftjax.engine.policies import QUEUE_POLICIES
+from swiftjax.config import DTYPES, QUEUE_POLICY_NAMES, EngineConfig
+from swiftjax.engine.policies import QUEUE_POLICIES, PolicyState
+from swiftjax.engine.request import Request
 
 ROOT = Path(__file__).resolve().parent.parent
 BAD = {
@@ -54,6 +55,13 @@ def test_bad_values_are_named(name: str) -> None:
 def test_unknown_choices_list_the_known_ones() -> None:
     assert ", ".join(QUEUE_POLICY_NAMES) in refusals("policy")
     assert ", ".join(DTYPES) in refusals("dtype")
+
+
+def test_a_policy_may_be_a_function() -> None:
+    def last_come(request: Request, state: PolicyState) -> float:
+        return -request.arrival_time
+
+    assert EngineConfig(model_path="m", policy=last_come).policy is last_come
 
 
 def test_every_policy_name_has_a_policy() -> None:

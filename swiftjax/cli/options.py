@@ -1,11 +1,12 @@
 """Arguments and options that several commands take, each written once."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from swiftjax.config import Dtype, EngineConfig, QueuePolicyName, VictimPolicyName
+from swiftjax.cli.policy_file import parse_policy
+from swiftjax.config import QUEUE_POLICY_NAMES, Dtype, EngineConfig, VictimPolicyName
 from swiftjax.engine.request import GenerationConfig
 
 DEFAULTS = GenerationConfig()
@@ -43,7 +44,13 @@ ChatTemplate = Annotated[
     typer.Option(help="A file with a Jinja chat template.", show_default="the checkpoint's own"),
 ]
 Policy = Annotated[
-    QueuePolicyName, typer.Option(help="Which waiting request starts first; docs/scheduler.md.")
+    Any,  # a name or a function
+    typer.Option(
+        parser=parse_policy,
+        metavar="POLICY",
+        help=f"Which waiting request starts first: {', '.join(QUEUE_POLICY_NAMES)}, or "
+        "path/to/file.py:function; docs/scheduler.md.",
+    ),
 ]
 VictimPolicy = Annotated[
     VictimPolicyName | None,

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
+import typer
+
 from swiftjax.config import QUEUE_POLICY_NAMES, QueuePolicyChoice, QueuePolicyName
 from swiftjax.errors import InvalidRequestError
 
@@ -27,6 +29,14 @@ def read_policy(text: str) -> QueuePolicyChoice:
             "path/to/file.py:function"
         )
     return _load(Path(path), name)
+
+
+def parse_policy(text: str) -> QueuePolicyChoice:
+    """The same for an option: whatever is not found is bad usage."""
+    try:
+        return read_policy(text)
+    except InvalidRequestError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 def _load(path: Path, name: str) -> Callable[..., Any]:

@@ -167,6 +167,12 @@ def _check_same(workload: "Workload", policies: list[QueuePolicyChoice], is_resi
             f"--cost-model {RECORDED} repeats the steps of a FILE as they were: leave out sizes, "
             "--synthetic and all policies but its own"
         )
+    recorded = workload.config.policy
+    if not policies and recorded not in QUEUE_POLICY_NAMES:
+        raise InvalidRequestError(
+            f"the trace was made under {recorded!r}, which is none of the built-in policies: give "
+            "it with --policy path/to/file.py:function"
+        )
     timeline = Recorded(workload.steps)
     simulate(workload.with_policy(policies[0]) if policies else workload, timeline)
     print(f"{timeline.num_equal} of {len(workload.steps)} steps planned as recorded")

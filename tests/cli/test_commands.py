@@ -90,6 +90,9 @@ def test_chat_over_a_pipe(cli: Cli, tiny: Path) -> None:
     assert answers[0] == answers[2]  # the third is the first once more, after /reset
 
 
+MY_POLICY = f"{Path(__file__).resolve().parents[2]}/examples/my_policy.py:soonest_due"
+
+
 def free_port() -> int:
     """A port that nobody listens on."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
@@ -99,7 +102,7 @@ def free_port() -> int:
 def test_serve_answers_until_a_signal(tiny: Path, tmp_path: Path) -> None:
     port = free_port()
     small = ["--max-num-seqs", "2", "--max-num-batched-tokens", "16", "--max-model-len", "128"]
-    small += ["--trace", str(tmp_path / "trace")]
+    small += ["--trace", str(tmp_path / "trace"), "--policy", MY_POLICY]
     process = subprocess.Popen(
         [*COMMAND, "serve", str(tiny), "--grpc-port", str(port), "--port", "0", *small]
     )

@@ -44,6 +44,10 @@ def test_whether_the_scheduler_plans_what_it_planned(cli: Cli, tmp_path: Path) -
     trace.write_text(trace.read_text().replace('"who":[[0,0,9', '"who":[[0,0,8'))
     changed = cli("replay", trace, "--cost-model", "recorded", "--policy", "fcfs")
     assert (changed.returncode, changed.stdout) == (1, "4 of 5 steps planned as recorded\n")
+    trace.write_text(trace.read_text().replace('"policy":"fcfs"', '"policy":"mine"'))
+    unknown = cli("replay", trace, "--cost-model", "recorded")
+    assert unknown.returncode == 2
+    assert_one_clear_line(unknown, "'mine'", "--policy path/to/file.py:function")
     resized = cli("replay", trace, "--cost-model", "recorded", "--max-num-seqs", "2")
     assert resized.returncode == 2
     assert_one_clear_line(resized, "leave out sizes")
