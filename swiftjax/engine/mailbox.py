@@ -5,12 +5,15 @@ and all other streams go on. Lives on the event loop; made and filled by `AsyncE
 """
 
 import asyncio
+import logging
 import time
 
 from swiftjax.config import ReaderLimits
 from swiftjax.engine.engine_link import EngineLink
 from swiftjax.engine.request import Request, StepOutput
 from swiftjax.errors import SwiftJaxError
+
+logger = logging.getLogger(__name__)
 
 
 class Mailbox:
@@ -39,15 +42,18 @@ class Mailbox:
         self._num_open -= output.finish_reason is not None
         self._put(output)
         behind = self._num_unread > self._limits.max_unread_tokens
-        if behind and self._is_open and self._pause is None and not self.engine_is_done:
+        if self.engine_is_done:
+            self._end_pause()  # the id may soon name another request
+        elif behind and self._is_open and self._pause is None:
             self._link.pause(self._request_id)
             self._pause = asyncio.get_running_loop().call_later(
-                self._limits.max_paused_seconds, self._link.abort, self._request_id
+                self._limits.max_paused_seconds, self._give_up
             )
 
     def fail(self, error: SwiftJaxError) -> None:
         """Let the reader raise this; nothing else will come."""
         self._num_open = 0
+        self._end_pause()
         self._error = error
         self._arrived.set()
 
@@ -58,18 +64,28 @@ class Mailbox:
         if self._error is not None:
             raise self._error
         outputs, self._outputs, self._num_unread = self._outputs, [], 0
-        if self._pause is not None:
-            self._pause.cancel()
-            self._pause = None
+        if self._end_pause():
             self._link.resume(self._request_id)
         return outputs
 
     def close(self) -> None:
         """Nobody will read on."""
         self._is_open = False
-        for timer in (self._pause, self._expiry):
-            if timer is not None:
-                timer.cancel()
+        self._end_pause()
+        if self._expiry is not None:
+            self._expiry.cancel()
+
+    def _end_pause(self) -> bool:
+        """Stop counting the time of a pause; whether there was one."""
+        pause, self._pause = self._pause, None
+        if pause is not None:
+            pause.cancel()
+        return pause is not None
+
+    def _give_up(self) -> None:
+        seconds = self._limits.max_paused_seconds
+        logger.info("aborted %r: its client read nothing for %g s", self._request_id, seconds)
+        self._link.abort(self._request_id)
 
     def _watch(self, request: Request, deadline: float) -> asyncio.TimerHandle:
         """Let the stream end in time: the engine watches deadlines only between its steps."""

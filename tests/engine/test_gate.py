@@ -56,6 +56,16 @@ def test_who_was_let_in_once_need_not_wait_for_company_again() -> None:
     assert core.step() == []  # a newcomer waits again
 
 
+def test_a_fork_that_is_queued_in_the_place_of_its_source_is_let_in_with_the_others() -> None:
+    core = gated(Clock(), max_num_seqs=1)
+    for name, count in (("two", 2), ("b", 1), ("c", 1)):
+        config = GenerationConfig(max_new_tokens=1, n=count)
+        core.submit(make_request(core, [1], config, request_id=name))
+    core.abort("two", 0)
+    ended = [o.request_id for _ in range(4) for o in core.step() if o.finish_reason == "length"]
+    assert sorted(ended) == ["b", "c", "two"]
+
+
 def test_no_company_is_waited_for_that_would_find_no_place() -> None:
     core = gated(Clock(), min_batch_size=8, max_num_seqs=2)
     for _ in range(2):

@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
+from unittest.mock import call, create_autospec
 
 import grpc
 import pytest
@@ -12,11 +13,13 @@ import pytest
 from swiftjax.batch import Batch, PageMoves
 from swiftjax.config import ReaderLimits
 from swiftjax.engine.async_engine import AsyncEngine
-from swiftjax.engine.request import GenerationConfig, StreamOutput
+from swiftjax.engine.engine_link import EngineLink
+from swiftjax.engine.mailbox import Mailbox
+from swiftjax.engine.request import GenerationConfig, StepOutput, StreamOutput
 from swiftjax.errors import InvalidRequestError
 from swiftjax.serving.proto import swiftjax_pb2 as pb
 from swiftjax.serving.proto import swiftjax_pb2_grpc as pb_grpc
-from tests.fakes import FakePending, FakeRunner, count_up
+from tests.fakes import FakePending, FakeRunner, count_up, make_request
 from tests.serving.harness import LONG_ID, VOCAB_SIZE, make_core, make_engine, serving, until
 
 LONG = GenerationConfig(max_new_tokens=2000, ignore_eos=True)
@@ -178,3 +181,19 @@ def test_an_engine_that_waits_for_company_blocks_and_starts_in_time() -> None:
         assert time.process_time() - before < 0.1
 
     run(body, 30.0, min_batch_size=2, max_wait=0.3)
+
+
+def test_a_pause_that_came_too_late_does_not_touch_who_has_the_id_next() -> None:
+    async def main() -> None:
+        link = create_autospec(EngineLink, instance=True)
+        request = make_request(make_core(), [1], LONG, request_id="same")
+        limits = ReaderLimits(max_unread_tokens=LIMIT, max_paused_seconds=0.05)
+        mailbox = Mailbox(request, link, limits)
+        mailbox.put(StepOutput("same", (1,) * (LIMIT + 1), (0.0,) * (LIMIT + 1), None))
+        assert link.method_calls == [call.pause("same")]
+        mailbox.put(StepOutput("same", (1,), (0.0,), "length"))
+        await asyncio.sleep(0.1)
+        assert len(await mailbox.take()) == 2
+        assert link.method_calls == [call.pause("same")]
+
+    asyncio.run(main())
