@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from swiftjax.engine.checks import MAX_TOKENS
+from swiftjax.engine.checks import MAX_LABEL_CHARS, MAX_TOKENS
 from swiftjax.engine.generation import (
     MAX_CHOICES,
     MAX_LOGIT_BIAS,
@@ -23,6 +23,7 @@ MAX_ANSWERS = 128
 MAX_NAME_CHARS = 256
 
 Name = Annotated[str, Meta(max_length=MAX_NAME_CHARS)]
+Label = Annotated[str, Meta(max_length=MAX_LABEL_CHARS)]
 Count = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
@@ -63,7 +64,10 @@ class Options(Struct, kw_only=True, forbid_unknown_fields=True):
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     include_stop_str_in_output: bool | None = None
     time_limit: Annotated[float, Meta(gt=0, le=10**6)] | None = None
-    session_id: Name | None = None
+    priority: Annotated[int, Meta(ge=-MAX_TOKENS, le=MAX_TOKENS)] | None = None
+    client_id: Label | None = None
+    session_id: Label | None = None
+    cache_salt: Label | None = None
 
 
 class CompletionBody(Options, kw_only=True, forbid_unknown_fields=True):

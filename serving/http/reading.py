@@ -157,5 +157,11 @@ def _asked(
         **named,
     )
     include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-    options = RequestOptions(time_limit=body.time_limit, session_id=body.session_id or "")
+    options = RequestOptions(
+        priority=body.priority or 0,
+        client_id=body.client_id or "",
+        session_id=body.session_id or "",
+        cache_salt=body.cache_salt or "",
+        time_limit=body.time_limit,
+    )
     return Asked(config, bool(body.stream), include_usage, options)

@@ -32,6 +32,20 @@ def test_whole_answer() -> None:
     run(body)
 
 
+def test_who_asks_reaches_the_engine() -> None:
+    async def body(service: HttpService) -> None:
+        asked = {"prompt": "abcdefghijk", "max_tokens": 1, "priority": -3, "client_id": "lab"}
+        cached = []
+        for salt in (None, None, "mine"):
+            answer = await service.post(PATH, asked | {"cache_salt": salt, "session_id": "s"})
+            cached.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+        assert cached == [0, 8, 0]
+        for bad in ({"priority": 2**31}, {"client_id": "x" * 129}, {"cache_salt": "a\n"}):
+            await service.refused(PATH, asked | bad)
+
+    run(body)
+
+
 def test_prompts_as_ids_and_in_lists() -> None:
     async def body(service: HttpService) -> None:
         for prompt, texts in (
