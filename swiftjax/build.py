@@ -28,7 +28,7 @@ from swiftjax.engine.request import Request
 from swiftjax.engine.rows import RowTable
 from swiftjax.engine.scheduler import Scheduler
 from swiftjax.engine.tokenizer import Tokenizer
-from swiftjax.engine.tracer import Tracer
+from swiftjax.engine.tracer import Tracer, check_writable
 from swiftjax.errors import InvalidRequestError, UnsupportedError
 from swiftjax.memory import GIB, MemoryPlan, plan_pages, temporaries
 from swiftjax.model.kv_cache import bytes_per_page
@@ -107,6 +107,8 @@ def build_core(
     """
     path = None if config.load_format == "dummy" else resolve_model(config.model_path)
     asked = _asked_implementation(config.implementation)
+    if config.trace:
+        check_writable(config.trace)
     _configure_jax(config.gpu_memory_utilization)
     if path is None:
         loaded = load_dummy(config.model_path, dtype=config.dtype)

@@ -8,7 +8,7 @@ import base64
 import datetime
 import json
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any, NamedTuple
 
 from swiftjax.engine.observer import Command
@@ -42,7 +42,10 @@ def make_header(scheduler: Scheduler) -> str:
         kind=FORMAT,
         version=VERSION,
         started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        scheduler=asdict(scheduler.config) | {"policy": policy_name(scheduler.config.policy)},
+        scheduler={
+            field.name: getattr(scheduler.config, field.name) for field in fields(scheduler.config)
+        }
+        | {"policy": policy_name(scheduler.config.policy)},
         page_size=scheduler.pool.page_size,
         num_pages=scheduler.pool.num_pages,
         costs=asdict(scheduler.costs),

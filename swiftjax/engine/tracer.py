@@ -23,6 +23,18 @@ from swiftjax.errors import InvalidRequestError
 logger = logging.getLogger(__name__)
 
 
+def check_writable(path: str | Path) -> None:
+    """Raise InvalidRequestError where no trace can be written; leaves what is there."""
+    os.close(_open(path, os.O_APPEND))
+
+
+def _open(path: str | Path, how: int) -> int:
+    try:
+        return os.open(path, os.O_WRONLY | os.O_CREAT | how, 0o644)
+    except OSError as error:
+        raise InvalidRequestError(f"cannot write the trace {path}: {error.strerror}") from error
+
+
 class Tracer:
     """An Observer that writes a trace. The file closes with `close` or with the object."""
 
@@ -35,10 +47,7 @@ class Tracer:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Replace the file at `path`; raises InvalidRequestError where that is not possible."""
-        try:
-            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        except OSError as error:
-            raise InvalidRequestError(f"cannot write the trace {path}: {error.strerror}") from error
+        self._file = _open(path, os.O_TRUNC)
         self.close = weakref.finalize(self, os.close, self._file)
         self._scheduler = scheduler
         self._clock = clock

@@ -122,7 +122,7 @@ class _Simulation:
         position = len(sequence.token_ids)
         if position + 1 - sequence.prompt_len == arrival.output_len:
             return STOP
-        return arrival.stand.token(position)
+        return arrival.stand_ins.token(position)
 
 
 def _events(workload: Workload) -> Iterator[Event]:

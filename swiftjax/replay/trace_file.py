@@ -20,7 +20,7 @@ from swiftjax.replay.workload import (
     Arrival,
     Moment,
     RecordedStep,
-    Stand,
+    StandIns,
     ToldTo,
     Workload,
     make_arrival,
@@ -104,9 +104,9 @@ class _ArrivalMaker:
     def __call__(self, line: Line) -> Arrival:
         end = self._ends.get(line["n"], {})
         labels = [*self._read_keys(line["pages"]), *self._read_keys(end.get("pages", ""))]
-        stand = Stand(number=line["n"], page_size=self._page_size, labels=tuple(labels))
+        stand_ins = StandIns(number=line["n"], page_size=self._page_size, labels=tuple(labels))
         return make_arrival(
-            stand,
+            stand_ins,
             prompt_len=line["prompt_len"],
             max_new_tokens=line["max_new_tokens"],
             submitted=Moment(line["t"], line["step"]),

@@ -30,8 +30,8 @@ class Moment(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Stand:
-    """Stand-ins for the tokens of one request: one value per known page, then its own."""
+class StandIns:
+    """For the tokens of one request: one value per known page, then a value of its own."""
 
     number: int
     page_size: int
@@ -54,7 +54,7 @@ class Arrival:
     """One request, and what became of it where that is known."""
 
     request: Request
-    stand: Stand
+    stand_ins: StandIns
     submitted: Moment
     output_len: int | None = None  # where the model ended the answer; None: at max_new_tokens
 
@@ -129,7 +129,7 @@ class Workload:
 
 
 def make_arrival(
-    stand: Stand,
+    stand_ins: StandIns,
     *,
     prompt_len: int,
     max_new_tokens: int,
@@ -143,8 +143,8 @@ def make_arrival(
 ) -> Arrival:
     """A request made of stand-ins; it ends by a stop token after `output_len` tokens if given."""
     request = Request(
-        request_id=str(stand.number),
-        prompt_token_ids=stand.first(prompt_len),
+        request_id=str(stand_ins.number),
+        prompt_token_ids=stand_ins.first(prompt_len),
         generation=GenerationConfig(prompt_logprobs=0 if scores_prompt else None),
         max_new_tokens=max_new_tokens,
         stop_token_ids=frozenset([STOP]),
@@ -154,7 +154,7 @@ def make_arrival(
         options=options or RequestOptions(),
         fork_of=None if fork_of is None else str(fork_of),
     )
-    return Arrival(request=request, stand=stand, submitted=submitted, output_len=output_len)
+    return Arrival(request=request, stand_ins=stand_ins, submitted=submitted, output_len=output_len)
 
 
 def draw(kind: str, count: int, seed: int) -> tuple[Arrival, ...]:
@@ -174,7 +174,7 @@ def draw(kind: str, count: int, seed: int) -> tuple[Arrival, ...]:
         priority = rng.randrange(NUM_PRIORITIES)
         arrivals.append(
             make_arrival(
-                Stand(number=number, page_size=1, labels=()),
+                StandIns(number=number, page_size=1, labels=()),
                 prompt_len=prompt_lens[number],
                 max_new_tokens=output_lens[number],
                 submitted=Moment(now, 0),

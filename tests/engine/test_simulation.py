@@ -17,7 +17,7 @@ from swiftjax.replay.cost_model import CostModel, fit, load_of, read_cost_model,
 from swiftjax.replay.metrics import Goal, summarise
 from swiftjax.replay.simulation import simulate
 from swiftjax.replay.timelines import Simulated
-from swiftjax.replay.workload import Moment, RecordedStep, Stand, Workload, draw, make_arrival
+from swiftjax.replay.workload import Moment, RecordedStep, StandIns, Workload, draw, make_arrival
 
 COSTS = PreemptionCosts(host_pages=64, seconds_per_page=1.0, seconds_per_token=10.0)
 MODEL = CostModel(base=1.0, prefill_token=0.1, decode_sequence=0.01, context_token=0.0)
@@ -26,7 +26,7 @@ MODEL = CostModel(base=1.0, prefill_token=0.1, decode_sequence=0.01, context_tok
 def test_times_of_a_simulation_are_the_hand_computed_ones() -> None:
     arrivals = tuple(
         make_arrival(
-            Stand(number=number, page_size=4, labels=()),
+            StandIns(number=number, page_size=4, labels=()),
             prompt_len=prompt_len,
             max_new_tokens=new,
             submitted=Moment(time, 0),

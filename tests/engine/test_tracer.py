@@ -14,7 +14,7 @@ from swiftjax.engine.core import EngineCore
 from swiftjax.engine.observer import Observer
 from swiftjax.engine.preemption import PreemptionCosts
 from swiftjax.engine.request import GenerationConfig
-from swiftjax.engine.tracer import Tracer
+from swiftjax.engine.tracer import Tracer, check_writable
 from swiftjax.errors import InvalidRequestError
 from tests.fakes import make_fake_core, make_request, trace_core
 
@@ -143,6 +143,11 @@ def test_lines_are_there_when_the_process_ends(tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError, match="cannot write the trace"):
         Tracer(tmp_path / "no" / "trace", make_fake_core().scheduler)
+    with pytest.raises(InvalidRequestError, match="cannot write the trace"):
+        check_writable(tmp_path / "no" / "trace")
+    (tmp_path / "trace").write_text("of yesterday")
+    check_writable(tmp_path / "trace")
+    assert (tmp_path / "trace").read_text() == "of yesterday"
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
