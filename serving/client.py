@@ -13,9 +13,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from swiftjax.engine.request import NO_OPTIONS, GenerationConfig, RequestOptions
 from swiftjax.errors import DeadlineError, InvalidRequestError
-from swiftjax.serving.addresses import is_loopback
+from swiftjax.serving.client_channel import open_channel
 from swiftjax.serving.messages import (
-    MAX_MESSAGE_BYTES,
     ChatMessages,
     Delta,
     read_response,
@@ -25,25 +24,21 @@ from swiftjax.serving.proto import swiftjax_pb2 as pb
 from swiftjax.serving.proto import swiftjax_pb2_grpc as pb_grpc
 from swiftjax.serving.status import error_from_status
 
-CHANNEL_OPTIONS = (
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    # A server that is being waited for should be found soon after it listens.
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-)
-
 Response = TypeVar("Response", bound=Message)
 
 
 class Client:
     """One connection to a server, e.g. `Client("127.0.0.1:50051")`; close it or use `with`."""
 
-    def __init__(self, target: str) -> None:
-        # A proxy of the environment (http_proxy) cannot reach this machine's own ports.
-        host = target.rpartition(":")[0].strip("[]")
-        proxy = (("grpc.enable_http_proxy", 0),) if is_loopback(host) else ()
-        self._channel = grpc.insecure_channel(target, options=CHANNEL_OPTIONS + proxy)
+    def __init__(
+        self,
+        target: str,
+        *,
+        api_key: str | None = None,
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> None:
+        """`credentials` are those of `grpc.ssl_channel_credentials`; without, nothing is secret."""
+        self._channel = open_channel(target, api_key, credentials)
         self._stub = pb_grpc.GenerationServiceStub(self._channel)
         health: Any = health_pb2_grpc.HealthStub(self._channel)  # its stub file lacks Watch
         self._watch = health.Watch

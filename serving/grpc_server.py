@@ -21,6 +21,7 @@ from swiftjax.serving.metrics import Metrics
 from swiftjax.serving.proto import swiftjax_pb2 as pb
 from swiftjax.serving.proto import swiftjax_pb2_grpc as pb_grpc
 from swiftjax.serving.served import Served
+from swiftjax.serving.tls import ServerTls
 
 SERVER_OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -53,6 +54,7 @@ class GrpcServer:
         gate: Gate | None = None,
         keys: KeyRing | None = None,
         metrics: Metrics | None = None,
+        tls: ServerTls | None = None,
     ) -> None:
         """Bind the port (0 takes a free one); raises SwiftJaxError when it cannot be had.
 
@@ -72,7 +74,11 @@ class GrpcServer:
             reflection.enable_server_reflection(names, self._server)
         bracketed = f"[{host}]" if ":" in host else host
         try:
-            self.port = self._server.add_insecure_port(f"{bracketed}:{port}")
+            address = f"{bracketed}:{port}"
+            if tls is None:
+                self.port = self._server.add_insecure_port(address)
+            else:
+                self.port = self._server.add_secure_port(address, tls.grpc_credentials())
         except RuntimeError:
             raise SwiftJaxError(
                 f"cannot listen on {bracketed}:{port}: the port is taken or the address is not one "

@@ -6,6 +6,8 @@ bug: its text stays in the log under an id, and the id is all the client sees.
 """
 
 import asyncio
+import time
+import uuid
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, NoReturn, cast
 
@@ -18,6 +20,7 @@ from swiftjax.errors import (
     QueueFullError,
     SwiftJaxError,
 )
+from swiftjax.serving.access_log import log_call
 from swiftjax.serving.gate import Gate
 from swiftjax.serving.incidents import report_bug
 from swiftjax.serving.keys import KeyRing
@@ -54,7 +57,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             try:
                 self._keys.check(_authorization(metadata))
             except SwiftJaxError as error:
-                self._metrics.count_error(error, "grpc")
+                self._count(error)
                 return _refusal(handler, method, error)
         if handler is None or not method.startswith(OUR_METHODS):
             return handler
@@ -81,19 +84,41 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         context: Context,
         method: str,
     ) -> Any:
+        begun = time.monotonic()
+        request_id, status = "", grpc.StatusCode.CANCELLED.name
         try:
             with self._gate.passing():
                 try:
-                    return await inner(_parse(parse, data), context)
+                    request = _parse(parse, data)
+                    if hasattr(request, "request_id"):
+                        # The id that the engine and the answer have too.
+                        request.request_id = request.request_id or uuid.uuid4().hex
+                        request_id = request.request_id
+                    answer = await inner(request, context)
+                    status = grpc.StatusCode.OK.name
+                    return answer
                 except grpc.aio.InternalError:
                     raise
                 except Exception as error:
                     # Inside, so that a drain waits until the client was told.
-                    self._metrics.count_error(error, "grpc")
+                    status = self._count(error)
                     await _abort(context, method, error)
         except NotReadyError as error:
-            self._metrics.count_error(error, "grpc")
+            status = self._count(error)
             await _abort(context, method, error)
+        finally:
+            log_call(
+                protocol="grpc",
+                call=method,
+                status=status,
+                request_id=request_id or uuid.uuid4().hex,
+                seconds=time.monotonic() - begun,
+            )
+
+    def _count(self, error: Exception) -> str:
+        self._metrics.count_error(error, "grpc")
+        known = isinstance(error, SwiftJaxError)
+        return grpc_status(error)[0].name if known else grpc.StatusCode.INTERNAL.name
 
 
 def _authorization(metadata: Iterable[tuple[str, str | bytes]]) -> bytes | None:

@@ -14,6 +14,7 @@ from swiftjax.serving.http.http_server import HttpServer
 from swiftjax.serving.keys import KeyRing
 from swiftjax.serving.metrics import Metrics
 from swiftjax.serving.served import Served
+from swiftjax.serving.tls import ServerTls
 
 LAG_SECONDS = 0.5  # between two looks at how late the event loop is
 
@@ -27,6 +28,7 @@ class Listen:
     http_port: int | None = None
     keys: KeyRing = field(default_factory=KeyRing)
     allowed_origins: Sequence[str] = ()
+    tls: ServerTls | None = None
 
 
 class Listeners:
@@ -38,11 +40,16 @@ class Listeners:
         self._metrics = Metrics()
         self._measuring: asyncio.Task[None] | None = None
         shared = (self._gate, listen.keys, self._metrics)
-        self.grpc = GrpcServer(listen.host, listen.grpc_port, *shared)
+        tls = listen.tls
+        self.grpc = GrpcServer(listen.host, listen.grpc_port, *shared, tls)
         self.http: HttpServer | None = None
         if listen.http_port is not None:
             self.http = HttpServer(
-                listen.host, listen.http_port, *shared, allowed_origins=listen.allowed_origins
+                listen.host,
+                listen.http_port,
+                *shared,
+                allowed_origins=listen.allowed_origins,
+                tls=None if tls is None else tls.context,
             )
 
     async def start(self) -> None:

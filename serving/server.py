@@ -12,7 +12,6 @@ import signal
 from collections.abc import Callable
 
 from swiftjax.errors import SwiftJaxError
-from swiftjax.serving.keys import KeyRing
 from swiftjax.serving.listeners import Listen, Listeners
 from swiftjax.serving.served import Served
 
@@ -23,11 +22,11 @@ class _StopSignals:
     """The first SIGTERM or SIGINT asks for a drain, the second ends the process at once.
 
     There is nothing to drain while the model loads, so then the first ends it too. SIGHUP reads
-    the keys again.
+    keys and certificates again.
     """
 
-    def __init__(self, keys: KeyRing) -> None:
-        self._keys = keys
+    def __init__(self, listen: Listen) -> None:
+        self._listen = listen
         self.received: signal.Signals | None = None
         self.can_drain = False
         self.arrived = asyncio.Event()
@@ -44,12 +43,15 @@ class _StopSignals:
         self.arrived.set()
 
     def _reload(self) -> None:
-        try:
-            self._keys.reload()
-        except (SwiftJaxError, OSError) as error:
-            logger.error("SIGHUP: the API keys stay as they were: %s", error)
-        else:
-            logger.warning("SIGHUP: the API keys were read again")
+        for name, part in (("API keys", self._listen.keys), ("certificate", self._listen.tls)):
+            if part is None:
+                continue
+            try:
+                part.reload()
+            except (SwiftJaxError, OSError) as error:
+                logger.error("SIGHUP: what there is of %s stays: %s", name, error)
+            else:
+                logger.warning("SIGHUP: %s read again", name)
 
 
 async def run_server(
@@ -64,7 +66,7 @@ async def run_server(
     0 after SIGTERM, 130 after SIGINT, 1 when the engine died. `load` runs on a thread and returns a
     warm engine; `announce` gets lines for the user when calls are taken and when that ends.
     """
-    signals = _StopSignals(listen.keys)
+    signals = _StopSignals(listen)
     listeners = Listeners(listen)
     await listeners.start()
     try:

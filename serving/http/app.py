@@ -5,11 +5,11 @@ application is plain ASGI around Starlette's router. Made by `http_server.py`.
 """
 
 import asyncio
-import re
-import uuid
+import time
 from collections.abc import Awaitable, Sequence
 from typing import Any
 
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
@@ -17,6 +17,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from swiftjax.errors import ForbiddenError, InvalidRequestError
+from swiftjax.serving.access_log import log_call, request_id_from
 from swiftjax.serving.http.errors import describe
 from swiftjax.serving.http.replies import JsonReply
 from swiftjax.serving.keys import KeyRing
@@ -29,7 +30,7 @@ MAX_BODY_BYTES = 16 * 2**20
 MAX_HEADER_BYTES = 16 * 2**10
 # A client that sends slower than this is not sending.
 BODY_SECONDS = 60.0
-REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+CLIENT_GONE = 499  # a status for the log: nobody was there to be sent one
 
 
 def make_app(
@@ -67,13 +68,14 @@ class FrontDoor:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer; nothing but a cancellation comes out of here."""
-        request_id = _request_id(scope)
-        has_started = False
+        begun = time.monotonic()
+        request_id = request_id_from(Headers(scope=scope).get("x-request-id", ""))
+        status: int | None = None
 
         async def send_with_id(message: Message) -> None:
-            nonlocal has_started
+            nonlocal status
             if message["type"] == "http.response.start":
-                has_started = True
+                status = message["status"]
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
             await send(message)
 
@@ -81,13 +83,22 @@ class FrontDoor:
             # The router raises, rather than answers, what belongs to an application.
             await self._answer({**scope, "app": self}, receive, send_with_id)
         except ClientGone:
-            return
+            status = CLIENT_GONE
         except Exception as error:
-            self._metrics.count_error(error, "http")
+            if not isinstance(error, HTTPException):
+                self._metrics.count_error(error, "http")
             reply = describe(error)
-            if not has_started:
+            if status is None:
                 response = JsonReply(reply.body, status=reply.status, headers=reply.headers)
                 await response(scope, receive, send_with_id)
+        finally:
+            log_call(
+                protocol="http",
+                call=f"{scope['method']} {scope['path']}",
+                status=str(status or CLIENT_GONE),
+                request_id=request_id,
+                seconds=time.monotonic() - begun,
+            )
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope)
@@ -111,11 +122,6 @@ class FrontDoor:
 
 class ClientGone(Exception):
     """Nobody is left to be answered."""
-
-
-def _request_id(scope: Scope) -> str:
-    given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
-    return given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
 
 
 async def _read_body(request: Request, receive: Receive) -> bytes:

@@ -2,57 +2,23 @@
 
 import asyncio
 import logging
-import os
-import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from swiftjax.cli import keys
+from swiftjax.cli import listening as at
 from swiftjax.cli import options as opt
+from swiftjax.cli.json_log import write_json_lines
 from swiftjax.cli.loading import load_core, read_chat_template
 from swiftjax.cli.reporting import print_line
 from swiftjax.config import EngineConfig, ReaderLimits
-from swiftjax.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from swiftjax.serving.listeners import Listen
     from swiftjax.serving.served import Served
 
 
-Host = Annotated[str, typer.Option(help="Address to listen on.")]
-Port = Annotated[
-    int, typer.Option(min=0, max=65535, help="Port of the HTTP server; 0 takes a free one.")
-]
-GrpcPort = Annotated[
-    int, typer.Option(min=0, max=65535, help="Port of the gRPC server; 0 takes a free one.")
-]
-Insecure = Annotated[
-    bool,
-    typer.Option("--insecure", help="Let other machines in without API keys.", show_default="off"),
-]
-ApiKey = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="A key that callers must send; may be repeated. Other users of this machine can see "
-        f"it: prefer --api-key-file or {keys.ENVIRONMENT}.",
-        show_default="no keys",
-    ),
-]
-ApiKeyFile = Annotated[
-    Path | None,
-    typer.Option(
-        help="A file with a line KEY or KEY admin per key; read again on SIGHUP.",
-        show_default="none",
-    ),
-]
-AllowedOrigins = Annotated[
-    str,
-    typer.Option(
-        help="Origins of web pages that may call, with commas between.", show_default="none"
-    ),
-]
 MaxNumSeqs = Annotated[
     int | None,
     typer.Option(help="Most requests in one step.", show_default="64 on a GPU, 8 on a CPU"),
@@ -79,6 +45,9 @@ MaxUnreadTokens = Annotated[
 MaxPausedSeconds = Annotated[
     float, typer.Option(help="Abort it when the client has read nothing for so long.")
 ]
+LogFormat = Annotated[
+    Literal["text", "json"], typer.Option(help="How log lines on stderr are written.")
+]
 DrainSeconds = Annotated[
     float, typer.Option(min=0, help="How long running calls may take after SIGTERM.")
 ]
@@ -86,13 +55,16 @@ DrainSeconds = Annotated[
 
 def serve(
     model: opt.Model,
-    host: Host = "127.0.0.1",
-    port: Port = 8000,
-    grpc_port: GrpcPort = 50051,
-    api_key: ApiKey = None,
-    api_key_file: ApiKeyFile = None,
-    insecure: Insecure = False,
-    allowed_origins: AllowedOrigins = "",
+    host: at.Host = "127.0.0.1",
+    port: at.Port = 8000,
+    grpc_port: at.GrpcPort = 50051,
+    api_key: at.ApiKey = None,
+    api_key_file: at.ApiKeyFile = None,
+    insecure: at.Insecure = False,
+    allowed_origins: at.AllowedOrigins = "",
+    tls_cert: at.TlsCert = None,
+    tls_key: at.TlsKey = None,
+    tls_client_ca: at.TlsClientCa = None,
     max_num_seqs: MaxNumSeqs = None,
     max_num_batched_tokens: MaxNumBatchedTokens = None,
     max_total_token_num: opt.MaxTotalTokenNum = None,
@@ -114,6 +86,7 @@ def serve(
     max_paused_seconds: MaxPausedSeconds = opt.ENGINE_DEFAULTS.readers.max_paused_seconds,
     trace: opt.Trace = None,
     drain_seconds: DrainSeconds = 30.0,
+    log_format: LogFormat = "text",
     quiet: opt.Quiet = False,
 ) -> None:
     """Serve a model over gRPC and OpenAI's HTTP interface until SIGTERM or Ctrl-C.
@@ -145,41 +118,21 @@ def serve(
             max_unread_tokens=max_unread_tokens, max_paused_seconds=max_paused_seconds
         ),
     )
-    # Before grpc is imported: a taken port is told in our words, not in those of its C core too.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    from swiftjax.serving.listeners import Listen
-
-    listen = Listen(
+    listen = at.read_listen(
         host=host,
+        port=port,
         grpc_port=grpc_port,
-        http_port=port,
-        keys=keys.make_key_ring(api_key or [], api_key_file),
-        allowed_origins=_read_origins(allowed_origins),
+        api_keys=api_key or [],
+        api_key_file=api_key_file,
+        insecure=insecure,
+        allowed_origins=allowed_origins,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        tls_client_ca=tls_client_ca,
     )
-    _check_host(host, insecure, listen.keys.is_open)
+    if log_format == "json":
+        write_json_lines()
     raise typer.Exit(_run(config, listen, drain_seconds, quiet))
-
-
-def _read_origins(text: str) -> list[str]:
-    """Split --allowed-origins; raises InvalidRequestError for what no browser would send."""
-    origins = [origin for part in text.split(",") if (origin := part.strip())]
-    for origin in origins:
-        if not re.fullmatch(r"https?://[A-Za-z0-9.:\[\]-]+", origin):
-            raise InvalidRequestError(
-                f"--allowed-origins has {origin!r:.80}; an origin is like https://example.org:8080"
-            )
-    return origins
-
-
-def _check_host(host: str, insecure: bool, is_open: bool) -> None:
-    from swiftjax.serving.addresses import is_loopback
-
-    if is_open and not is_loopback(host) and not insecure:
-        raise InvalidRequestError(
-            f"--host {host} lets other machines in and there are no API keys: give some with "
-            f"--api-key-file or {keys.ENVIRONMENT}, add --insecure if only trusted ones can reach "
-            "it, or use --host 127.0.0.1"
-        )
 
 
 def _run(config: EngineConfig, listen: "Listen", drain_seconds: float, quiet: bool) -> int:

@@ -69,7 +69,7 @@ def test_second_signal_ends_at_once() -> None:
 
 
 def test_engine_that_dies_ends_the_process_with_1() -> None:
-    with running("10") as (process, address), Client(address) as client:
+    with running("--die-after", "10") as (process, address), Client(address) as client:
         with pytest.raises(NotReadyError, match="RuntimeError"):
             ask(client)
         assert process.wait(10) == 1

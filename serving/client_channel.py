@@ -1,0 +1,70 @@
+"""A gRPC channel as our client uses it: patient limits, an API key on every call, perhaps TLS."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import grpc
+
+from swiftjax.serving.addresses import is_loopback
+from swiftjax.serving.messages import MAX_MESSAGE_BYTES
+
+CHANNEL_OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    # A server that is being waited for should be found soon after it listens.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
+
+
+def open_channel(
+    target: str, api_key: str | None, credentials: grpc.ChannelCredentials | None
+) -> grpc.Channel:
+    """Open a channel; without credentials it is not encrypted."""
+    # A proxy of the environment (http_proxy) cannot reach this machine's own ports.
+    host = target.rpartition(":")[0].strip("[]")
+    proxy = (("grpc.enable_http_proxy", 0),) if is_loopback(host) else ()
+    options = CHANNEL_OPTIONS + proxy
+    if credentials is None:
+        channel = grpc.insecure_channel(target, options=options)
+    else:
+        channel = grpc.secure_channel(target, credentials, options=options)
+    return channel if api_key is None else grpc.intercept_channel(channel, _KeySender(api_key))
+
+
+class _Details(NamedTuple):
+    """A call's details with other metadata; grpc has no class for it."""
+
+    method: str
+    timeout: float | None
+    metadata: Any
+    credentials: Any
+    wait_for_ready: bool | None
+    compression: Any
+
+
+class _KeySender(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
+    def __init__(self, api_key: str) -> None:
+        self._entry = ("authorization", f"Bearer {api_key}")
+
+    def intercept_unary_unary(
+        self, continuation: Callable[..., Any], client_call_details: Any, request: Any
+    ) -> Any:
+        """Send the key along."""
+        return continuation(self._with_key(client_call_details), request)
+
+    def intercept_unary_stream(
+        self, continuation: Callable[..., Any], client_call_details: Any, request: Any
+    ) -> Any:
+        """Send the key along."""
+        return continuation(self._with_key(client_call_details), request)
+
+    def _with_key(self, details: Any) -> _Details:
+        return _Details(
+            method=details.method,
+            timeout=details.timeout,
+            metadata=[*(details.metadata or ()), self._entry],
+            credentials=details.credentials,
+            wait_for_ready=details.wait_for_ready,
+            compression=details.compression,
+        )
