@@ -48,12 +48,16 @@ ApiKeyFile = Annotated[
 ]
 TlsCert = Annotated[
     Path | None,
-    typer.Option(help="Certificate chain (PEM) of both ports; read again on SIGHUP."),
+    typer.Option(
+        help="Certificate chain (PEM) of both ports; read again on SIGHUP.", show_default="none"
+    ),
 ]
-TlsKey = Annotated[Path | None, typer.Option(help="Its private key (PEM).")]
+TlsKey = Annotated[Path | None, typer.Option(help="Its private key (PEM).", show_default="none")]
 TlsClientCa = Annotated[
     Path | None,
-    typer.Option(help="CA (PEM) of the certificates that clients must then have (mTLS)."),
+    typer.Option(
+        help="CA (PEM) of the certificates that clients must then have (mTLS).", show_default="none"
+    ),
 ]
 AllowedOrigins = Annotated[
     str,
