@@ -95,3 +95,9 @@ def plan_pages(
             "Lower max_total_token_num or max_num_batched_tokens, or raise gpu_memory_utilization"
         )
     return plan
+
+
+def fitting_sequences(plan: MemoryPlan, length: int, max_num_seqs: int) -> int:
+    """How many sequences of `length` tokens the cache holds at once, `max_num_seqs` at most."""
+    pages_each = -(-length // plan.page_size)
+    return min(max_num_seqs, plan.num_pages // pages_each)

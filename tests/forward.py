@@ -5,6 +5,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
@@ -61,7 +62,7 @@ def _step(
 
     def step(params: tuple[Array, ...], cache: KVCache, batch: Batch) -> tuple[Array, KVCache]:
         llama, hidden, cache = model.forward(params, cache, batch)
-        return llama.logits(hidden), cache
+        return llama.logits(hidden).astype(jnp.float32), cache
 
     return _steps.setdefault((config, implementation), jax.jit(step))
 

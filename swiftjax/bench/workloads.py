@@ -42,6 +42,7 @@ class Throughput(NamedTuple):
 
 
 W1 = (*(Decode(batch) for batch in (1, 8, 64, 256)), Decode(16, 8192, 64))
+LONG = Decode(1, 130_000, 1000)
 W2 = (Prefill(1, 8192), Prefill(16, 1024))
 
 
@@ -94,6 +95,24 @@ def measure_throughput(engine: Engine, case: Throughput, *, rounds: int = 2) -> 
     return Figure(
         workload="W3", batch=case.num_requests, context=case.prompt_lens[1], unit="tokens/s",
         value=max(rates), spread=(max(rates), min(rates)),
+    )  # fmt: skip
+
+
+def measure_long(engine: Engine, case: Decode, peaks: Peaks | None) -> Iterator[Figure]:
+    """One long prompt in chunks, then tokens: ms to the first, ms for each further one."""
+    prompts = random_prompts(engine, [case.prompt_len] * case.batch)
+    first = seconds(engine, prompts, 1)
+    per_token = (seconds(engine, prompts, case.num_steps + 1) - first) / case.num_steps * 1e3
+    model, context = engine.built.model_config, case.prompt_len + case.num_steps // 2
+    yield Figure(
+        workload="long-prefill", batch=case.batch, context=case.prompt_len, unit="ms",
+        value=first * 1e3, spread=(first * 1e3, first * 1e3),
+        limit=peaks and prefill_ms(model, case.batch, case.prompt_len, peaks),
+    )  # fmt: skip
+    yield Figure(
+        workload="long-decode", batch=case.batch, context=case.prompt_len, unit="ms/step",
+        value=per_token, spread=(per_token, per_token),
+        limit=peaks and decode_ms(model, case.batch, context, peaks),
     )  # fmt: skip
 
 

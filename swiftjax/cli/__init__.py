@@ -15,6 +15,7 @@ from swiftjax.cli.convert import convert
 from swiftjax.cli.demo import demo
 from swiftjax.cli.doctor import doctor
 from swiftjax.cli.generate import generate
+from swiftjax.cli.plan import plan
 from swiftjax.cli.replay import replay
 from swiftjax.cli.reporting import ReportingGroup
 from swiftjax.cli.serve import serve
@@ -51,7 +52,7 @@ def _root(
     """Run LLaMA-family language models with JAX."""
 
 
-for command in (convert, generate, chat, serve, replay, doctor, demo):
+for command in (convert, generate, chat, serve, plan, replay, doctor, demo):
     app.command()(command)
 
 

@@ -16,6 +16,7 @@ import typer
 from swiftjax.cli.loading import load_core
 from swiftjax.cli.options import Deterministic, DtypeOption, Implementation, Quiet
 from swiftjax.config import Dtype, EngineConfig, LoadFormat
+from swiftjax.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from swiftjax.api import Engine
@@ -53,7 +54,9 @@ Overlap = Annotated[
 def offline(
     model: ModelOption = "smollm2-135m",
     load_format: LoadFormatOption = "auto",
-    workload: Annotated[list[str] | None, typer.Option(help="W1, W2, W3.")] = None,
+    workload: Annotated[
+        list[str] | None, typer.Option(help="W1, W2, W3 (all by default), long.")
+    ] = None,
     small: Annotated[bool, typer.Option(help="Few and short requests, for a CPU.")] = False,
     dtype: DtypeOption = None,
     max_batch_size: Seqs = None,
@@ -70,8 +73,8 @@ def offline(
     config = EngineConfig(
         model_path=model, load_format=load_format, dtype=dtype, max_batch_size=max_batch_size,
         max_num_batched_tokens=max_num_batched_tokens, max_model_len=max_model_len,
-        implementation=implementation, overlap=overlap, deterministic=deterministic, prefix_cache=False, swap_space_gib=0.0,
-        max_queue_len=1 << 20,
+        implementation=implementation, overlap=overlap, deterministic=deterministic,
+        prefix_cache=False, swap_space_gib=0.0, max_queue_len=1 << 20,
     )  # fmt: skip
     built = load_core(config, warm=True, quiet=quiet)
     from swiftjax.api import Engine
@@ -80,7 +83,12 @@ def offline(
     run = _run_of(built.model_config.dtype, model, commit, implementation)
     if deterministic and run.flags is not None:
         run.flags["deterministic"] = True
-    for name in workload or ["W1", "W2", "W3"]:
+    names = workload or ["W1", "W2", "W3"]
+    if unknown := set(names) - set(_FILES):
+        raise InvalidRequestError(
+            f"workload {', '.join(sorted(unknown))} is unknown; choose from {', '.join(_FILES)}"
+        )
+    for name in names:
         _report(_measure(engine, name, small=small), run, out, name)
 
 
@@ -91,6 +99,8 @@ def _measure(engine: "Engine", workload: str, *, small: bool) -> Iterable["Figur
     if workload == "W1":
         cases = (w.Decode(1, 64, 32), w.Decode(4, 64, 32)) if small else w.W1
         return w.measure_decode(engine, cases, peaks)
+    if workload == "long":
+        return w.measure_long(engine, w.Decode(1, 512, 32) if small else w.LONG, peaks)
     if workload == "W2":
         cases = (w.Prefill(1, 256), w.Prefill(4, 64)) if small else w.W2
         return w.measure_prefill(engine, cases, peaks)
@@ -155,7 +165,7 @@ def _without(arguments: list[str], names: tuple[str, ...]) -> list[str]:
     return kept
 
 
-_FILES = {"W1": "latency", "W2": "prefill", "W3": "throughput"}
+_FILES = {"W1": "latency", "W2": "prefill", "W3": "throughput", "long": "long_context"}
 
 
 def _report(figures: Iterable["Figure"], run: "Run", out: Path | None, name: str) -> None:

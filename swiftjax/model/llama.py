@@ -233,19 +233,17 @@ class Llama(nnx.Module):
         return self.norm(x), KVCache(keys=tuple(keys), values=tuple(values))
 
     def logits(self, hidden: Float[Array, "R D"]) -> Float[Array, "R V"]:
-        """Scores over the vocabulary in float32."""
+        """Scores over the vocabulary in the model's dtype; widen them before comparing."""
         with jax.named_scope("head"):
             if self.head is None:
                 contract_d = (((1,), (1,)), ((), ()))
-                scores = lax.dot_general(
+                return lax.dot_general(
                     hidden,
                     self.embed.embedding[...],
                     contract_d,
                     precision=dot_precision(hidden.dtype),
                 )
-            else:
-                scores = self.head(hidden)
-            return scores.astype(jnp.float32)
+            return self.head(hidden)
 
 
 def _angles(

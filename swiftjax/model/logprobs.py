@@ -74,7 +74,7 @@ def score_prompt(
     def score_block(block: Array, scores: TokenScores) -> TokenScores:
         # The last block of a length that is no multiple overlaps the one before.
         start = jnp.minimum(block * size, num_tokens - size)
-        logits = head(lax.dynamic_slice_in_dim(hidden, start, size))
+        logits = head(lax.dynamic_slice_in_dim(hidden, start, size)).astype(jnp.float32)
         targets = lax.dynamic_slice_in_dim(target_ids, start, size)
         targets = jnp.minimum(targets, logits.shape[1] - 1)
         parts = TokenScores(token_logprobs(logits, targets), *top_logprobs(logits))

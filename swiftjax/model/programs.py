@@ -95,7 +95,7 @@ class Programs:
 
     def _lower_sampler(self, num_rows: int, kind: Sampler) -> jax.stages.Lowered:
         shape = BatchShape(num_tokens=num_rows, num_seqs=num_rows, max_pages=1)
-        logits = jax.ShapeDtypeStruct((num_rows, self._state.counts.shape[1]), jnp.float32)
+        logits = jax.ShapeDtypeStruct((num_rows, self._state.counts.shape[1]), self._model.dtype)
         args = (logits, self._state.last_tokens, _words(packed_sizes(shape)[1]))
         if kind != "full":
             step = _choose_greedy if kind == "greedy" else _choose_random
@@ -150,14 +150,14 @@ def _choose_greedy(
     logits: Float[Array, "R V"], last_tokens: Int[Array, " rows"], packed: Int[Array, " words"]
 ) -> tuple[Array, Array]:
     sampling = unpack_sampling(packed, logits.shape[0])
-    return _keep(greedy(logits), last_tokens, sampling)
+    return _keep(greedy(logits.astype(jnp.float32)), last_tokens, sampling)
 
 
 def _choose_random(
     logits: Float[Array, "R V"], last_tokens: Int[Array, " rows"], packed: Int[Array, " words"]
 ) -> tuple[Array, Array]:
     sampling = unpack_sampling(packed, logits.shape[0])
-    return _keep(draw(logits, sampling), last_tokens, sampling)
+    return _keep(draw(logits.astype(jnp.float32), sampling), last_tokens, sampling)
 
 
 def _choose(
@@ -168,7 +168,7 @@ def _choose(
     edits: TokenEdits,
 ) -> tuple[Array, Array, Array, Counts]:
     sampling = unpack_sampling(packed, logits.shape[0])
-    sampled = sample(logits, sampling, edits, counts)
+    sampled = sample(logits.astype(jnp.float32), sampling, edits, counts)
     counts = count_sampled(counts, sampling.count_rows, sampled.token_ids)
     _, *top = as_bits(sampled.scores)
     tokens, last_tokens = _keep(sampled, last_tokens, sampling)

@@ -11,7 +11,7 @@ import pytest
 from tests.cli.conftest import Cli, assert_one_clear_line
 from tests.tiny_checkpoints import tiny_config, write_checkpoint
 
-COMMANDS = ("convert", "generate", "chat", "serve", "replay", "doctor", "demo")
+COMMANDS = ("convert", "generate", "chat", "serve", "plan", "replay", "doctor", "demo")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
