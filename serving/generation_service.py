@@ -11,9 +11,11 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import cast
 
+from swiftjax.engine.checks import check_count
 from swiftjax.errors import InvalidRequestError
 from swiftjax.serving import messages
 from swiftjax.serving.interceptor import Context
+from swiftjax.serving.merging import MAX_ANSWERS, Outputs, merge
 from swiftjax.serving.metrics import Metrics
 from swiftjax.serving.options import read_generation_config, read_request_options
 from swiftjax.serving.proto import swiftjax_pb2 as pb
@@ -22,7 +24,7 @@ from swiftjax.serving.served import Served
 
 
 class GenerationService(pb_grpc.GenerationServiceServicer):
-    """The four methods. `served` is set before the gate lets the first call in."""
+    """Generation over gRPC. `served` is set before the gate lets the first call in."""
 
     served: Served
 
@@ -31,28 +33,27 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:
         """Write what the engine streams; everything since the last write is one message."""
-        arrival = time.monotonic()
-        engine, model = self.served[:2]
-        messages.check_model(request.model, model.name)
-        config = read_generation_config(request)
-        options = read_request_options(request)
-        prompt = await self._read_prompt(request)
-        if options.time_limit is not None:
-            left = options.time_limit - (time.monotonic() - arrival)
-            options = replace(options, time_limit=max(left, 1e-6))
-        timeout = context.time_remaining()
-        stream = engine.stream(
-            prompt,
-            config,
-            options=options,
-            request_id=request.request_id or None,
-            timeout=None if timeout is None else float(timeout),  # an int once it has passed
-        )
-        with_logprobs = config.logprobs is not None
-        async with aclosing(self._metrics.watch(stream, "grpc")) as outputs:
-            async for output in outputs:
+        stream = await self._stream(request, context)
+        with_logprobs = request.output.HasField("logprobs")
+        async with aclosing(stream):
+            async for output in stream:
+                await context.write(messages.write_output(output, with_logprobs=with_logprobs))
+
+    async def GenerateBatch(self, request: pb.GenerateBatchRequest, context: Context) -> None:
+        """Write what all the streams bring, as it comes."""
+        requests = request.requests
+        if not requests:
+            raise InvalidRequestError("no requests: give at least one")
+        # A request without an n has one answer, and n is checked with the others.
+        check_count("answers", sum(max(1, r.sampling.n) for r in requests), MAX_ANSWERS)
+        outputs = merge([await self._stream(one, context) for one in requests])
+        async with aclosing(outputs):
+            async for index, output in outputs:
+                with_logprobs = requests[index].output.HasField("logprobs")
                 response = messages.write_output(output, with_logprobs=with_logprobs)
-                await context.write(response)
+                await context.write(
+                    pb.GenerateBatchResponse(request_index=index, response=response)
+                )
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         """Turn text or a chat into token ids."""
@@ -86,6 +87,33 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
     async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:
         """Describe the model."""
         return self.served.model
+
+    async def ListModels(
+        self, request: pb.ListModelsRequest, context: Context
+    ) -> pb.ListModelsResponse:
+        """Describe the model, in a list."""
+        return pb.ListModelsResponse(models=[self.served.model])
+
+    async def _stream(self, request: pb.GenerateRequest, context: Context) -> Outputs:
+        """Read a request; what is given back does nothing before it is read."""
+        arrival = time.monotonic()
+        engine, model = self.served[:2]
+        messages.check_model(request.model, model.name)
+        config = read_generation_config(request)
+        options = read_request_options(request)
+        prompt = await self._read_prompt(request)
+        if options.time_limit is not None:
+            left = options.time_limit - (time.monotonic() - arrival)
+            options = replace(options, time_limit=max(left, 1e-6))
+        timeout = context.time_remaining()
+        stream = engine.stream(
+            prompt,
+            config,
+            options=options,
+            request_id=request.request_id or None,
+            timeout=None if timeout is None else float(timeout),  # an int once it has passed
+        )
+        return self._metrics.watch(stream, "grpc")
 
     async def _read_prompt(self, request: pb.GenerateRequest) -> str | tuple[int, ...] | list[int]:
         max_model_len = self.served.engine.limits.max_model_len

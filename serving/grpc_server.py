@@ -12,6 +12,7 @@ from grpc_reflection.v1alpha import reflection
 
 from swiftjax.errors import SwiftJaxError
 from swiftjax.serving.addresses import is_loopback
+from swiftjax.serving.admin_service import AdminService
 from swiftjax.serving.gate import Gate
 from swiftjax.serving.generation_service import GenerationService
 from swiftjax.serving.interceptor import CallInterceptor
@@ -38,7 +39,9 @@ SERVER_OPTIONS = (
 )
 
 GENERATION_SERVICE = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
-SERVICES = ("", GENERATION_SERVICE, health.SERVICE_NAME)
+ADMIN_SERVICE = pb.DESCRIPTOR.services_by_name["AdminService"].full_name
+SERVICES = ("", GENERATION_SERVICE, ADMIN_SERVICE, health.SERVICE_NAME)
+DRAINED = "the server was told to take no new calls; use another"
 
 # What is left to do for calls that were cut off: tell their clients.
 STOP_GRACE_SECONDS = 0.5
@@ -61,16 +64,19 @@ class GrpcServer:
         The gate may be shared with other transports, which then open and drain together.
         """
         self._gate = gate or Gate()
-        metrics = metrics or Metrics()
+        metrics, keys = metrics or Metrics(), keys or KeyRing()
         self._service = GenerationService(metrics)
         self._health = health.aio.HealthServicer()  # pyright: ignore[reportAttributeAccessIssue]
-        interceptor = CallInterceptor(self._gate, keys or KeyRing(), metrics)
+        interceptor = CallInterceptor(self._gate, keys, metrics)
         self._server = grpc.aio.server(interceptors=(interceptor,), options=SERVER_OPTIONS)
         pb_grpc.add_GenerationServiceServicer_to_server(self._service, self._server)
+        self._admin = AdminService(self._gate, lambda: self.drain(DRAINED, 0.0))
+        if is_loopback(host) or not keys.is_open:
+            pb_grpc.add_AdminServiceServicer_to_server(self._admin, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         if is_loopback(host):
             # Strangers need not be told what there is to call.
-            names = (GENERATION_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+            names = (*SERVICES[1:], reflection.SERVICE_NAME)
             reflection.enable_server_reflection(names, self._server)
         bracketed = f"[{host}]" if ":" in host else host
         try:
@@ -93,7 +99,7 @@ class GrpcServer:
 
     async def open(self, served: Served) -> None:
         """Answer calls with this engine, which must be warm."""
-        self._service.served = served
+        self._service.served = self._admin.served = served
         self._gate.open()
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
 

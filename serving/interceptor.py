@@ -9,6 +9,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import nullcontext
 from typing import Any, NoReturn, cast
 
 import grpc
@@ -29,6 +30,7 @@ from swiftjax.serving.status import grpc_status
 
 OUR_METHODS = "/swiftjax."
 OPEN_METHODS = "/grpc.health.v1."  # answered without a key
+ADMIN_METHODS = "/swiftjax.v1.AdminService/"  # need an admin key, and no open gate
 # How long a client whose call found the queue full is asked to wait (gRPC's own retry header).
 RETRY_PUSHBACK = (("grpc-retry-pushback-ms", "1000"),)
 
@@ -55,9 +57,17 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         if not method.startswith(OPEN_METHODS):
             metadata: Any = handler_call_details.invocation_metadata or ()
             try:
-                self._keys.check(_authorization(metadata))
+                self._keys.check(
+                    _authorization(metadata), for_admin=method.startswith(ADMIN_METHODS)
+                )
             except SwiftJaxError as error:
-                self._count(error)
+                log_call(
+                    protocol="grpc",
+                    call=method,
+                    status=self._count(error),
+                    request_id=uuid.uuid4().hex,
+                    seconds=0.0,
+                )
                 return _refusal(handler, method, error)
         if handler is None or not method.startswith(OUR_METHODS):
             return handler
@@ -87,7 +97,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         begun = time.monotonic()
         request_id, status = "", grpc.StatusCode.CANCELLED.name
         try:
-            with self._gate.passing():
+            is_admin = method.startswith(ADMIN_METHODS)
+            with nullcontext() if is_admin else self._gate.passing():
                 try:
                     request = _parse(parse, data)
                     if hasattr(request, "request_id"):

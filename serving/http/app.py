@@ -104,20 +104,23 @@ class FrontDoor:
         request = Request(scope)
         if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADER_BYTES:
             raise HTTPException(431, f"at most {MAX_HEADER_BYTES} bytes of headers are taken")
-        self._check_caller(request)
+        scope["client_id"] = self._check_caller(request)
         takes_body = request.method == "POST" and scope["path"] in self._post_paths
         body = await _read_body(request, receive) if takes_body else b""
         await _while_connected(self._router(scope, _replay(body), send), receive)
 
-    def _check_caller(self, request: Request) -> None:
+    def _check_caller(self, request: Request) -> str:
+        """Let the caller in; gives a name for the key."""
         if request.scope["path"] in OPEN_PATHS:
-            return
+            return ""
         authorization = request.headers.get("authorization")
-        self._keys.check(None if authorization is None else authorization.encode("latin-1"))
+        sent = None if authorization is None else authorization.encode("latin-1")
+        name = self._keys.check(sent)
         origin = request.headers.get("origin")
         if self._keys.is_open and origin not in (None, *self._allowed_origins):
             # Else any web page that its user has open could make this machine work for it.
             raise ForbiddenError("pages of this origin may not call: see --allowed-origins")
+        return name
 
 
 class ClientGone(Exception):

@@ -18,8 +18,6 @@ from swiftjax.engine.generation import (
     MAX_STOP_TOKEN_IDS,
 )
 
-# A request of one body may start this many answers: prompts times choices.
-MAX_ANSWERS = 128
 MAX_NAME_CHARS = 256
 
 Name = Annotated[str, Meta(max_length=MAX_NAME_CHARS)]

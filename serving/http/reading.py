@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 from swiftjax.engine.core import EngineLimits
 from swiftjax.engine.request import GenerationConfig, Prompt, RequestOptions
-from swiftjax.serving.http.bodies import MAX_ANSWERS, ChatBody, CompletionBody, Message, Options
+from swiftjax.serving.http.bodies import ChatBody, CompletionBody, Message, Options
 from swiftjax.serving.http.json_body import FieldError
+from swiftjax.serving.merging import MAX_ANSWERS
 from swiftjax.serving.messages import check_text
 
 # OpenAI's defaults, where they are not those of the engine.

@@ -8,6 +8,7 @@ import hashlib
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from starlette.requests import Request
@@ -31,8 +32,9 @@ from swiftjax.serving.http.json_body import FieldError, read_body
 from swiftjax.serving.http.openapi import make_document
 from swiftjax.serving.http.reading import Asked, read_chat, read_completion, read_messages
 from swiftjax.serving.http.replies import JsonReply
-from swiftjax.serving.http.streams import EventStream, merge
+from swiftjax.serving.http.streams import EventStream
 from swiftjax.serving.http.writing import AnswerWriter, ChatWriter, CompletionWriter
+from swiftjax.serving.merging import merge
 from swiftjax.serving.messages import check_model, read_vocabulary_ids
 from swiftjax.serving.metrics import CONTENT_TYPE, Metrics
 from swiftjax.serving.served import Served
@@ -102,7 +104,7 @@ class Routes:
         writer = CompletionWriter(
             answer_id, model.name, engine.tokenizer, asked.config, prompts, prompt_ids
         )
-        return await self._generate(prompts, asked, answer_id, writer)
+        return await self._generate(request, prompts, asked, answer_id, writer)
 
     async def chat(self, request: Request) -> Response:
         """Answer a conversation."""
@@ -113,7 +115,7 @@ class Routes:
         ids = await self._render(body.messages)
         answer_id = f"chatcmpl-{uuid.uuid4().hex}"
         writer = ChatWriter(answer_id, model.name, engine.tokenizer, asked.config)
-        return await self._generate([ids], asked, answer_id, writer)
+        return await self._generate(request, [ids], asked, answer_id, writer)
 
     async def tokenize(self, request: Request) -> Response:
         """Turn a text or a chat into token ids."""
@@ -173,15 +175,23 @@ class Routes:
         return JsonReply(make_document())
 
     async def _generate(
-        self, prompts: Sequence[Prompt], asked: Asked, answer_id: str, writer: AnswerWriter
+        self,
+        request: Request,
+        prompts: Sequence[Prompt],
+        asked: Asked,
+        answer_id: str,
+        writer: AnswerWriter,
     ) -> Response:
+        # Where the queue is fair, turns go by key unless the caller speaks for others.
+        client_id = asked.options.client_id or request.scope["client_id"]
+        options = replace(asked.options, client_id=client_id)
         outputs = merge(
             [
                 self._metrics.watch(
                     self.served.engine.stream(
                         prompt,
                         asked.config,
-                        options=asked.options,
+                        options=options,
                         request_id=answer_id if len(prompts) == 1 else f"{answer_id}-{index}",
                     ),
                     "http",

@@ -40,6 +40,11 @@ class GenerationServiceStub(object):
                 request_serializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.GenerateBatch = channel.unary_stream(
+                '/swiftjax.v1.GenerationService/GenerateBatch',
+                request_serializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.GenerateBatchRequest.SerializeToString,
+                response_deserializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.GenerateBatchResponse.FromString,
+                _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/swiftjax.v1.GenerationService/Tokenize',
                 request_serializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.TokenizeRequest.SerializeToString,
@@ -55,6 +60,11 @@ class GenerationServiceStub(object):
                 request_serializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.GetModelRequest.SerializeToString,
                 response_deserializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.GetModelResponse.FromString,
                 _registered_method=True)
+        self.ListModels = channel.unary_unary(
+                '/swiftjax.v1.GenerationService/ListModels',
+                request_serializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.ListModelsRequest.SerializeToString,
+                response_deserializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.ListModelsResponse.FromString,
+                _registered_method=True)
 
 
 class GenerationServiceServicer(object):
@@ -63,6 +73,13 @@ class GenerationServiceServicer(object):
 
     def Generate(self, request, context):
         """Streams the answer. Cancelling the call, or its deadline, stops the work at once.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GenerateBatch(self, request, context):
+        """Several requests at once; refused as a whole if one of them is. Cancelling ends them all.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -89,6 +106,13 @@ class GenerationServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListModels(self, request, context):
+        """Describes every model that is served: today, one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GenerationServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -96,6 +120,11 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.GenerateRequest.FromString,
                     response_serializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.GenerateResponse.SerializeToString,
+            ),
+            'GenerateBatch': grpc.unary_stream_rpc_method_handler(
+                    servicer.GenerateBatch,
+                    request_deserializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.GenerateBatchRequest.FromString,
+                    response_serializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.GenerateBatchResponse.SerializeToString,
             ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
@@ -111,6 +140,11 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     servicer.GetModel,
                     request_deserializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.GetModelRequest.FromString,
                     response_serializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.GetModelResponse.SerializeToString,
+            ),
+            'ListModels': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListModels,
+                    request_deserializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.ListModelsRequest.FromString,
+                    response_serializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.ListModelsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -141,6 +175,33 @@ class GenerationService(object):
             '/swiftjax.v1.GenerationService/Generate',
             swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.GenerateRequest.SerializeToString,
             swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GenerateBatch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/swiftjax.v1.GenerationService/GenerateBatch',
+            swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.GenerateBatchRequest.SerializeToString,
+            swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.GenerateBatchResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -222,6 +283,244 @@ class GenerationService(object):
             '/swiftjax.v1.GenerationService/GetModel',
             swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.GetModelRequest.SerializeToString,
             swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.GetModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListModels(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/swiftjax.v1.GenerationService/ListModels',
+            swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.ListModelsRequest.SerializeToString,
+            swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.ListModelsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
+class AdminServiceStub(object):
+    """For operators. Where there are API keys it needs an admin key; where there are none it is there
+    on loopback only.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Abort = channel.unary_unary(
+                '/swiftjax.v1.AdminService/Abort',
+                request_serializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.AbortRequest.SerializeToString,
+                response_deserializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.AbortResponse.FromString,
+                _registered_method=True)
+        self.GetLoad = channel.unary_unary(
+                '/swiftjax.v1.AdminService/GetLoad',
+                request_serializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.GetLoadRequest.SerializeToString,
+                response_deserializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.GetLoadResponse.FromString,
+                _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/swiftjax.v1.AdminService/Drain',
+                request_serializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.DrainRequest.SerializeToString,
+                response_deserializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.DrainResponse.FromString,
+                _registered_method=True)
+        self.FlushPrefixCache = channel.unary_unary(
+                '/swiftjax.v1.AdminService/FlushPrefixCache',
+                request_serializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.FlushPrefixCacheRequest.SerializeToString,
+                response_deserializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.FlushPrefixCacheResponse.FromString,
+                _registered_method=True)
+
+
+class AdminServiceServicer(object):
+    """For operators. Where there are API keys it needs an admin key; where there are none it is there
+    on loopback only.
+    """
+
+    def Abort(self, request, context):
+        """Ends requests with FINISH_REASON_ABORT; ids that are not known are ignored.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetLoad(self, request, context):
+        """Says how busy the engine is.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Drain(self, request, context):
+        """Takes no new calls from now on, for good; those that run go on. SIGTERM then ends the server.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FlushPrefixCache(self, request, context):
+        """Forgets every cached prompt prefix before the next step; pages in use stay in use.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_AdminServiceServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Abort': grpc.unary_unary_rpc_method_handler(
+                    servicer.Abort,
+                    request_deserializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.AbortRequest.FromString,
+                    response_serializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.AbortResponse.SerializeToString,
+            ),
+            'GetLoad': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetLoad,
+                    request_deserializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.GetLoadRequest.FromString,
+                    response_serializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.GetLoadResponse.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.DrainRequest.FromString,
+                    response_serializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.DrainResponse.SerializeToString,
+            ),
+            'FlushPrefixCache': grpc.unary_unary_rpc_method_handler(
+                    servicer.FlushPrefixCache,
+                    request_deserializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.FlushPrefixCacheRequest.FromString,
+                    response_serializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.FlushPrefixCacheResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'swiftjax.v1.AdminService', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('swiftjax.v1.AdminService', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class AdminService(object):
+    """For operators. Where there are API keys it needs an admin key; where there are none it is there
+    on loopback only.
+    """
+
+    @staticmethod
+    def Abort(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/swiftjax.v1.AdminService/Abort',
+            swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.AbortRequest.SerializeToString,
+            swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.AbortResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetLoad(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/swiftjax.v1.AdminService/GetLoad',
+            swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.GetLoadRequest.SerializeToString,
+            swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.GetLoadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/swiftjax.v1.AdminService/Drain',
+            swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.DrainRequest.SerializeToString,
+            swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FlushPrefixCache(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/swiftjax.v1.AdminService/FlushPrefixCache',
+            swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.FlushPrefixCacheRequest.SerializeToString,
+            swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.FlushPrefixCacheResponse.FromString,
             options,
             channel_credentials,
             insecure,

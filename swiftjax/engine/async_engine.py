@@ -91,6 +91,10 @@ class AsyncEngine:
         """End a request with finish_reason "abort"; an unknown id is ignored."""
         self._link.abort(request_id)
 
+    def forget_prefixes(self) -> None:
+        """Drop every cached prompt prefix before the next step."""
+        self._link.forget_prefixes()
+
     def stats(self) -> CoreStats:
         """Give the engine's counts as of its last step."""
         return self._link.stats()

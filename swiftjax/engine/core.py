@@ -139,6 +139,10 @@ class EngineCore:
             self._observer.told_to("resume", choice_id)
             self.scheduler.resume(choice_id)
 
+    def forget_prefixes(self) -> None:
+        """Drop every cached prompt prefix; pages in use stay with their owners."""
+        self.scheduler.pool.forget_published()
+
     def _withdraw(self, choices: list[Request], num_submitted: int) -> None:
         """Forget the choices of a request that was refused half way; they have no outputs."""
         for count, choice in enumerate(choices if len(choices) > 1 else []):

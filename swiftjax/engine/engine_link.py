@@ -45,6 +45,10 @@ class Resume(NamedTuple):
     request_id: str
 
 
+class ForgetPrefixes(NamedTuple):
+    """No prompt is to start from cached pages that there are now."""
+
+
 class Ended(NamedTuple):
     """The engine takes and answers nothing any more. Always the last event."""
 
@@ -84,6 +88,10 @@ class EngineLink(Protocol):
         """Go on with a paused request; any other is ignored."""
         ...
 
+    def forget_prefixes(self) -> None:
+        """Drop every cached prompt prefix before the next step."""
+        ...
+
     def stats(self) -> CoreStats:
         """Give the counts as of the engine's last step."""
         ...
@@ -93,7 +101,8 @@ class EngineLink(Protocol):
         ...
 
 
-Command = Request | Abort | Pause | Resume | None  # a request is to be submitted; None: close
+Order = Request | Abort | Pause | Resume | ForgetPrefixes  # a request is to be submitted
+Command = Order | None  # None: close
 
 
 class ThreadLink:
@@ -136,6 +145,10 @@ class ThreadLink:
         """Queue the end of a pause for the engine thread."""
         self._commands.put(Resume(request_id))
 
+    def forget_prefixes(self) -> None:
+        """Queue it for the engine thread."""
+        self._commands.put(ForgetPrefixes())
+
     def stats(self) -> CoreStats:
         """Give the counts that the engine thread published after its last step."""
         return self._stats
@@ -163,17 +176,15 @@ class ThreadLink:
         for command in self._next_commands():
             if command is None:
                 return False
-            try:
-                self._obey(command)
-            except SwiftJaxError as error:
-                events.append(Refused(command.request_id, error))
+            if (refused := self._obey(command)) is not None:
+                events.append(refused)
         if self._core.has_work:
             events.extend(self._core.step())
         self._stats = self._core.stats()
         self._emit(events)
         return True
 
-    def _obey(self, command: Request | Abort | Pause | Resume) -> None:
+    def _obey(self, command: Order) -> Refused | None:
         match command:
             case Abort():
                 self._core.abort(*command)
@@ -181,8 +192,14 @@ class ThreadLink:
                 self._core.pause(command.request_id)
             case Resume():
                 self._core.resume(command.request_id)
+            case ForgetPrefixes():
+                self._core.forget_prefixes()
             case _:
-                self._core.submit(command)
+                try:
+                    self._core.submit(command)
+                except SwiftJaxError as error:
+                    return Refused(command.request_id, error)
+        return None
 
     def _next_commands(self) -> list[Command]:
         """All commands there are; waits for the first while there is nothing to compute."""

@@ -20,9 +20,11 @@ MAX_GROWTH = 50 * 2**20
 SERVICE = "/swiftjax.v1.GenerationService"
 REQUESTS: dict[str, type[Message]] = {
     "Generate": pb.GenerateRequest,
+    "GenerateBatch": pb.GenerateBatchRequest,
     "Tokenize": pb.TokenizeRequest,
     "Detokenize": pb.DetokenizeRequest,
     "GetModel": pb.GetModelRequest,
+    "ListModels": pb.ListModelsRequest,
 }
 ALLOWED = {
     grpc.StatusCode.OK,
@@ -89,7 +91,7 @@ def random_request(rng: random.Random) -> tuple[str, bytes]:
 async def send(channel: grpc.aio.Channel, method: str, data: bytes) -> grpc.StatusCode:
     """The status that the bytes are answered with."""
     try:
-        if method == "Generate":
+        if method.startswith("Generate"):
             async for _ in channel.unary_stream(f"{SERVICE}/{method}")(data, timeout=20):
                 pass
         else:

@@ -51,8 +51,8 @@ _PREFIXES = {"FinishReason": "FINISH_REASON_", "LogprobsMode": "LOGPROBS_MODE_"}
 
 
 def test_names_follow_the_style_guide() -> None:
-    service = pb.DESCRIPTOR.services_by_name["GenerationService"]
-    for method in service.methods:
+    services = pb.DESCRIPTOR.services_by_name.values()
+    for method in (method for service in services for method in service.methods):
         assert method.input_type.name == f"{method.name}Request"
         assert method.output_type.name == f"{method.name}Response"
     for enum in pb.DESCRIPTOR.enum_types_by_name.values():

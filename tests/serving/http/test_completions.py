@@ -4,7 +4,9 @@ echo, scores, several prompts, streams.
 
 import pytest
 
-from tests.serving.http.harness import HttpService, run, usage_of
+from swiftjax.engine.request import RequestOptions
+from swiftjax.serving.keys import KeyEntry
+from tests.serving.http.harness import KEY, HttpService, make_keys, run, usage_of
 
 PATH = "/v1/completions"
 SCORE = -0.5  # what the fake runner gives every token
@@ -166,3 +168,19 @@ def test_b015_seed_reaches_the_engine_and_is_fresh_without_one() -> None:
         assert seeds[:2] == [42, 2**64 - 1] and seeds[2] != seeds[3]
 
     run(body)
+
+
+def test_options_of_a_request_reach_the_engine_with_the_keys_name() -> None:
+    async def body(service: HttpService) -> None:
+        seen: list[RequestOptions] = []
+        submit = service.engine._link.submit
+        service.engine._link.submit = lambda r: (seen.append(r.options), submit(r))  # type: ignore
+        fields = {"priority": -3, "session_id": "s", "cache_salt": "c", "time_limit": 9}
+        await service.post(PATH, {"prompt": "a", "max_tokens": 1} | fields)
+        [options] = seen
+        assert (options.priority, options.session_id, options.cache_salt) == (-3, "s", "c")
+        assert options.time_limit == 9 and len(options.client_id) == 16
+        for fields in ({"priority": 2**31}, {"session_id": "a\x00"}, {"cache_salt": "x" * 200}):
+            await service.refused(PATH, {"prompt": "a"} | fields)
+
+    run(body, keys=make_keys(KeyEntry(KEY)))

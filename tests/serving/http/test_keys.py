@@ -87,8 +87,15 @@ def test_p10_b053_every_grpc_method_needs_a_key_but_health() -> None:
             get = channel.unary_unary("/swiftjax.v1.GenerationService/GetModel")
             model = await get(b"", metadata=(("authorization", f"Bearer {KEY}"),))
             assert pb.GetModelResponse.FromString(model).name == "bytes"
+            load = channel.unary_unary("/swiftjax.v1.AdminService/GetLoad")
+            for key, expected in (
+                (KEY, grpc.StatusCode.PERMISSION_DENIED),
+                (ADMIN_KEY, grpc.StatusCode.OK),
+            ):
+                call = load(b"", metadata=(("authorization", f"Bearer {key}"),))
+                assert (await status_of(call))[0] == expected
 
-    run(body, keys=make_keys(USER))
+    run(body, keys=make_keys(USER, ADMIN))
 
 
 def test_b053_cross_origin_requests() -> None:

@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 import pytest
 
-from swiftjax.serving.http.streams import merge
+from swiftjax.serving.merging import merge
 from tests.serving.harness import until
 from tests.serving.http.harness import HttpService, Json, run
 
