@@ -106,14 +106,15 @@ def make_batch(
     num_new = np.fromiter((w.num_new for w in plan.work), np.int32, count)
     ends = np.cumsum(num_new, dtype=np.int32)
     num_tokens = int(ends[-1])
-    scores_prompt = any(map(scores_of, plan.work))
+    scores_prompt = any(scores_of(w) for w in plan.work if w.sequence.num_to_score)
     shape = buckets.choose(num_tokens, count, scores_prompt=scores_prompt)
     batch = empty_batch(shape, num_slots, edits=_make_edits(plan, shape.num_seqs))
     batch.query_starts[1 : count + 1] = ends
     batch.query_starts[count + 1 :] = num_tokens
     batch.context_lens[:count] = starts + num_new
     batch.prompt_lens[:count] = rows.prompt_lens[row_ids]
-    batch.page_table[:count] = rows.page_table[row_ids]
+    # The one large array of a batch: not by way of a copy. ("clip" is what lets it write there.)
+    np.take(rows.page_table, row_ids, axis=0, out=batch.page_table[:count], mode="clip")
     _fill_tokens(batch, plan, row_ids, starts, num_new, ends, page_size)
     samples = np.fromiter((w.samples for w in plan.work), bool, count)
     _fill_sampling(batch, rows, row_ids[samples], ends[samples] - 1)

@@ -250,9 +250,14 @@ class Scheduler:
 
     def _plan_running(self, draft: PlanDraft) -> None:
         """Decodes first: each is one token, and they are what running users wait for."""
-        by_kind = sorted(self._running.values(), key=lambda s: s.num_uncomputed > 1)
-        for sequence in by_kind:
-            if sequence.state == "running":  # not made a victim further up
+        prompts = []
+        for sequence in list(self._running.values()):
+            if sequence.num_uncomputed > 1:
+                prompts.append(sequence)
+            elif sequence.state == "running":  # not made a victim further up
+                self._add(draft, sequence)
+        for sequence in prompts:
+            if sequence.state == "running":
                 self._add(draft, sequence)
 
     def _plan_comebacks(self, draft: PlanDraft) -> None:

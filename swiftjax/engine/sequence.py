@@ -23,6 +23,7 @@ class Sequence:
         "num_cached",
         "num_published",
         "num_swapped",
+        "num_to_score",
         "num_unread",
         "order",
         "page_ids",
@@ -44,6 +45,8 @@ class Sequence:
         self.token_ids: list[int] = list(request.prompt_token_ids)
         self.page_ids: list[int] = []
         self.page_keys: list[bytes] = []  # of the full pages whose tokens are known
+        scores_prompt = request.generation.prompt_logprobs is not None
+        self.num_to_score = self.prompt_len - 1 if scores_prompt else 0
         self.prompt_scores: list[tuple[float, TopLogprobs]] = []  # of prompt tokens 1, 2, ...
         self.rules = make_rules(request)
         self.computed_len = 0
@@ -83,8 +86,7 @@ class Sequence:
     @property
     def wants_prompt_scores(self) -> bool:
         """Whether prompt tokens are still to be scored."""
-        asked = self.request.generation.prompt_logprobs is not None
-        return asked and len(self.prompt_scores) < self.prompt_len - 1
+        return len(self.prompt_scores) < self.num_to_score
 
     def finish_reason(self) -> FinishReason | None:
         """Whether the newest token ends the answer."""
