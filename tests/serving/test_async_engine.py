@@ -77,7 +77,7 @@ def test_slow_reader_gets_everything_since_its_last_read_at_once() -> None:
     async def body(engine: AsyncEngine) -> None:
         stream = engine.stream("a", GenerationConfig(max_new_tokens=50))
         first = await anext(stream)
-        await asyncio.sleep(0.3)
+        await until(lambda: not engine._mailboxes)  # the engine has said everything
         second = await anext(stream)
         assert first.token_ids + second.token_ids == tuple(range(98, 148))
         assert second.finish_reason == "length"
