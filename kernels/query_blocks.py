@@ -28,8 +28,9 @@ def query_blocks(
     context_lens: Int32[Array, " B"],
     num_tokens: int,
     block_q: int,
+    min_new: int = 1,
 ) -> QueryBlocks:
-    """List the blocks in token order.
+    """List the blocks in token order, leaving out sequences with fewer than `min_new` new tokens.
 
     T // block_q + B + 1 blocks are enough for any mix: a sequence, and the padding as the last
     one, wastes less than one block.
@@ -37,7 +38,8 @@ def query_blocks(
     starts = jnp.append(query_starts, jnp.int32(num_tokens))
     contexts = jnp.append(context_lens, jnp.int32(0))
     index = jnp.arange(num_tokens // block_q + contexts.shape[0], dtype=jnp.int32)
-    per_sequence = (jnp.diff(starts) + (block_q - 1)) // block_q
+    num_new = jnp.diff(starts)
+    per_sequence = jnp.where(num_new < min_new, 0, (num_new + (block_q - 1)) // block_q)
     ends = jnp.cumsum(per_sequence, dtype=jnp.int32)
     # A comparison with all ends: jnp.searchsorted would be a loop driven by the host on a GPU.
     sequence = (index[:, None] >= ends[None, :]).sum(axis=1, dtype=jnp.int32)

@@ -2,8 +2,9 @@
 
 One function, `attend`, walks the pages of a group of queries in trips of a few hundred tokens with
 an online softmax; its trip counts are traced, so that nothing is compiled per context length.
-Decode calls it once for all sequences, ragged attention once per query block. Letters as in
-`reference.py`; X is the number of query rows per sequence and KV head.
+Decode calls it once for all sequences, ragged attention once for all that have one new token and
+once per query block of the others. Letters as in `reference.py`; X is the number of query rows per
+sequence and KV head.
 """
 
 from functools import partial
@@ -82,10 +83,13 @@ def ragged_attention(
     sink_len: int = 0,
     q_sink: Float[Array, "T N H"] | None = None,
 ) -> Float[Array, "T N H"]:
-    """Attend for one query block after the other, each with its own trips; spares never run."""
+    """Attend for one query block after the other, then for all single tokens together.
+
+    Each block has its own trips; spares never run. A single token would cost a whole block.
+    """
     num_tokens, num_kv_heads = q.shape[0], k_pages.shape[1]
     block_q = choose_block_q(num_tokens, context_lens.shape[0])
-    blocks = query_blocks(query_starts, context_lens, num_tokens, block_q)
+    blocks = query_blocks(query_starts, context_lens, num_tokens, block_q, min_new=2)
 
     def one_block(i: Int32[Array, ""], out: Float[Array, "padded N H"]) -> Array:
         first, offsets = blocks.first[i], jnp.arange(block_q, dtype=jnp.int32)
@@ -108,8 +112,21 @@ def ragged_attention(
     padding = ((0, block_q), (0, 0), (0, 0))
     padded_q = jnp.pad(q, padding)
     padded_sink = None if q_sink is None else jnp.pad(q_sink, padding)
-    out = lax.fori_loop(0, blocks.count, one_block, jnp.zeros_like(padded_q))
-    return out[:num_tokens]
+    out = lax.fori_loop(0, blocks.count, one_block, jnp.zeros_like(padded_q))[:num_tokens]
+    is_single = jnp.diff(query_starts) == 1
+    singles = jnp.where(is_single, query_starts[:-1], num_tokens)
+    decoded = decode_attention(
+        jnp.take(q, singles, axis=0, mode="clip"),
+        k_pages,
+        v_pages,
+        page_table,
+        jnp.where(is_single, context_lens, 0),
+        scale=scale,
+        window=window,
+        sink_len=sink_len,
+        q_sink=None if q_sink is None else jnp.take(q_sink, singles, axis=0, mode="clip"),
+    )
+    return out.at[singles].set(decoded, mode="drop")
 
 
 def block_rows(

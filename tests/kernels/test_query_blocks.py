@@ -14,21 +14,23 @@ NUM_SEQS, NUM_TOKENS = 5, 160
 
 
 @functools.cache
-def compiled(block_q: int):
+def compiled(block_q: int, min_new: int):
     def run(starts: jax.Array, contexts: jax.Array) -> QueryBlocks:
-        return query_blocks(starts, contexts, NUM_TOKENS, block_q)
+        return query_blocks(starts, contexts, NUM_TOKENS, block_q, min_new)
 
     return jax.jit(run)
 
 
 @settings(deadline=None, max_examples=60)
 @given(
-    st.lists(st.integers(0, 32), min_size=NUM_SEQS, max_size=NUM_SEQS), st.sampled_from([1, 4, 16])
+    st.lists(st.integers(0, 2) | st.integers(0, 32), min_size=NUM_SEQS, max_size=NUM_SEQS),
+    st.sampled_from([1, 4, 16]),
+    st.sampled_from([1, 2]),
 )
-def test_blocks_cover_each_token_once(new_lens: list[int], block_q: int) -> None:
+def test_blocks_cover_each_token_once(new_lens: list[int], block_q: int, min_new: int) -> None:
     starts = np.concatenate([[0], np.cumsum(new_lens)]).astype(np.int32)
     contexts = np.asarray(new_lens, np.int32) + 100
-    arrays = compiled(block_q)(jnp.asarray(starts), jnp.asarray(contexts))
+    arrays = compiled(block_q, min_new)(jnp.asarray(starts), jnp.asarray(contexts))
     blocks = QueryBlocks(*map(np.asarray, arrays))
     covered, positions = np.zeros(NUM_TOKENS, int), np.full(NUM_TOKENS, -1)
     for i, (first, end) in enumerate(zip(blocks.first, blocks.end, strict=True)):
@@ -36,7 +38,9 @@ def test_blocks_cover_each_token_once(new_lens: list[int], block_q: int) -> None
         assert end - first <= block_q
         covered[first:end] += 1
         positions[first:end] = blocks.position[i] + np.arange(end - first)
-    assert covered.tolist() == [1] * NUM_TOKENS
-    expected = [100 + t for new in new_lens for t in range(new)]
+    padding = NUM_TOKENS - sum(new_lens)
+    lens = [*new_lens, padding]
+    assert covered.tolist() == [int(new >= min_new) for new in lens for _ in range(new)]
+    expected = [100 + t if new >= min_new else -1 for new in new_lens for t in range(new)]
     assert positions[: len(expected)].tolist() == expected
     assert (positions[len(expected) :] < 0).all()
