@@ -7,7 +7,7 @@ import datetime
 import json
 import os
 import subprocess
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -46,14 +46,14 @@ class Run:
     dtype: str
     command: str
     commit: str | None = None
-    flags: dict[str, Any] | None = None
+    flags: dict[str, Any] = field(default_factory=dict)
 
 
 def make_record(figure: Figure, run: Run) -> dict[str, Any]:
     """Join a figure, its run and the machine; a limit gives the fraction that was reached."""
     import jax
 
-    record = {**asdict(figure), **asdict(run), **(run.flags or {})}
+    record = {**asdict(figure), **asdict(run), **run.flags}
     del record["flags"]
     record |= {
         "value": round(figure.value, 4),

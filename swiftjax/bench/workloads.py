@@ -4,7 +4,6 @@ Tokens in, tokens out, greedy, ends of sequence ignored. Times are wall clock ar
 the host's share counts. Yields figures as they are measured.
 """
 
-import random
 import time
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -12,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from swiftjax.api import Engine
+from swiftjax.bench.lengths import Throughput, throughput_lengths
 from swiftjax.bench.limits import Peaks, decode_ms, prefill_ms
 from swiftjax.bench.records import Figure
 from swiftjax.engine.request import GenerationConfig
@@ -30,15 +30,6 @@ class Prefill(NamedTuple):
 
     batch: int
     length: int
-
-
-class Throughput(NamedTuple):
-    """W3: requests of uniform lengths, all submitted at once."""
-
-    num_requests: int = 512
-    prompt_lens: tuple[int, int] = (64, 512)
-    output_lens: tuple[int, int] = (64, 256)
-    seed: int = 7
 
 
 W1 = (*(Decode(batch) for batch in (1, 8, 64, 256)), Decode(16, 8192, 64))
@@ -114,13 +105,6 @@ def measure_long(engine: Engine, case: Decode, peaks: Peaks | None) -> Iterator[
         value=per_token, spread=(per_token, per_token),
         limit=peaks and decode_ms(model, case.batch, context, peaks),
     )  # fmt: skip
-
-
-def throughput_lengths(case: Throughput) -> tuple[list[int], list[int]]:
-    """Prompt and output lengths: all prompt lengths are drawn first, then all output lengths."""
-    draw = random.Random(case.seed)
-    prompt_lens = [draw.randint(*case.prompt_lens) for _ in range(case.num_requests)]
-    return prompt_lens, [draw.randint(*case.output_lens) for _ in range(case.num_requests)]
 
 
 def random_prompts(engine: Engine, lengths: list[int]) -> list[list[int]]:

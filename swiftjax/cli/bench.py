@@ -4,6 +4,7 @@ Everything runs through the public Engine, with random weights or a real model. 
 kernels and of the bare step are measured beside it.
 """
 
+import os
 import shlex
 import sys
 import time
@@ -14,8 +15,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from swiftjax.cli.loading import load_core
-from swiftjax.cli.options import Deterministic, DtypeOption, Implementation, Quiet
-from swiftjax.config import Dtype, EngineConfig, LoadFormat
+from swiftjax.cli.options import (
+    Deterministic,
+    DtypeOption,
+    Implementation,
+    LoadFormatOption,
+    Quiet,
+)
+from swiftjax.config import Dtype, EngineConfig
 from swiftjax.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -30,9 +37,6 @@ ModelOption = Annotated[
     typer.Option(
         "--model", "--shape", help="A model, or with --load-format dummy a shape such as llama3-8b."
     ),
-]
-LoadFormatOption = Annotated[
-    LoadFormat, typer.Option(help="'dummy' makes random weights in the model's shape.")
 ]
 Out = Annotated[
     Path | None,
@@ -81,7 +85,7 @@ def offline(
 
     engine = Engine.from_core(built)
     run = _run_of(built.model_config.dtype, model, commit, implementation)
-    if deterministic and run.flags is not None:
+    if deterministic:
         run.flags["deterministic"] = True
     names = workload or ["W1", "W2", "W3"]
     if unknown := set(names) - set(_FILES):
@@ -131,6 +135,47 @@ def startup(
     ]  # fmt: skip
     figures, dtype = measure_startup(flags)
     _report(figures, _run_of(dtype, model, commit, None), out, "startup")
+
+
+@bench.command()
+def serving(
+    model: ModelOption = "smollm2-135m",
+    load_format: LoadFormatOption = "auto",
+    rate: Annotated[list[float] | None, typer.Option(help="Requests a second.")] = None,
+    protocol: Annotated[list[str] | None, typer.Option(help="grpc, http.")] = None,
+    seconds: Annotated[float, typer.Option(help="How long requests arrive, per rate.")] = 60.0,
+    small: Annotated[bool, typer.Option(help="Short requests, for a CPU.")] = False,
+    max_num_seqs: Seqs = None,
+    max_num_batched_tokens: Tokens = None,
+    max_model_len: Length = None,
+    out: Out = None,
+    commit: Commit = None,
+) -> None:
+    """Poisson arrivals through a server (W4): time to first token, between tokens, goodput."""
+    from swiftjax.bench import serving as online
+    from swiftjax.bench.lengths import Throughput
+
+    # This process asks jax for the device's name only; its memory is the server's.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    given = {
+        "--max-num-seqs": max_num_seqs,
+        "--max-num-batched-tokens": max_num_batched_tokens,
+        "--max-model-len": max_model_len,
+    }
+    flags = [x for name, value in given.items() if value is not None for x in (name, str(value))]
+    flags = [model, "--load-format", load_format, *flags, "--no-prefix-cache"]
+    case = Throughput(1, (8, 64), (8, 64)) if small else Throughput()
+    ports = online.Ports(grpc=online.free_port(), http=online.free_port())
+    with online.serving(flags, ports) as served:
+        for name in protocol or ["grpc", "http"]:
+            for arrivals in rate or [2.0, 8.0, 16.0, 32.0]:
+                run = _run_of(served.dtype, model, commit, None)
+                run.flags.update(protocol=name, rate=arrivals)
+                typer.echo(f"{name}, {arrivals:g} requests/s")
+                figures = online.measure_serving(
+                    ports, name, arrivals, seconds, served.vocab_size, case
+                )
+                _report(figures, run, out, "serving")
 
 
 def _peaks() -> "Peaks | None":

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from swiftjax.cli.policy_file import parse_policy
-from swiftjax.config import QUEUE_POLICY_NAMES, Dtype, EngineConfig, VictimPolicyName
+from swiftjax.config import QUEUE_POLICY_NAMES, Dtype, EngineConfig, LoadFormat, VictimPolicyName
 from swiftjax.engine.request import GenerationConfig
 
 DEFAULTS = GenerationConfig()
@@ -57,6 +57,12 @@ VictimPolicy = Annotated[
     typer.Option(
         help="Which running request gives way when the KV cache is full.",
         show_default="least-important under the priority policy, else newest",
+    ),
+]
+LoadFormatOption = Annotated[
+    LoadFormat,
+    typer.Option(
+        help="'dummy' makes random weights; MODEL is then a shape such as llama3-8b or a directory."
     ),
 ]
 Deterministic = Annotated[

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from swiftjax.cli import options as opt
-from swiftjax.config import EngineConfig, LoadFormat
+from swiftjax.config import EngineConfig
 from swiftjax.memory import GIB, fitting_sequences
 
 LENGTHS = (512, 2048, 8192, 32768, 131072)
@@ -14,9 +14,7 @@ LENGTHS = (512, 2048, 8192, 32768, 131072)
 
 def plan(
     model: opt.Model,
-    load_format: Annotated[
-        LoadFormat, typer.Option(help="'dummy' takes the name of a shape such as llama3-8b.")
-    ] = "auto",
+    load_format: opt.LoadFormatOption = "auto",
     dtype: opt.DtypeOption = None,
     max_model_len: opt.MaxModelLen = None,
     max_batch_size: Annotated[

@@ -85,6 +85,7 @@ def serve(
     max_unread_tokens: MaxUnreadTokens = opt.ENGINE_DEFAULTS.readers.max_unread_tokens,
     max_paused_seconds: MaxPausedSeconds = opt.ENGINE_DEFAULTS.readers.max_paused_seconds,
     trace: opt.Trace = None,
+    load_format: opt.LoadFormatOption = "auto",
     drain_seconds: DrainSeconds = 30.0,
     log_format: LogFormat = "text",
     quiet: opt.Quiet = False,
@@ -96,6 +97,7 @@ def serve(
     """
     config = EngineConfig(
         model_path=model,
+        load_format=load_format,
         dtype=dtype,
         max_model_len=max_model_len,
         max_batch_size=max_num_seqs,

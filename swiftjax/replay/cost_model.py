@@ -50,7 +50,7 @@ class CostModel:
 
 
 PRESETS = {
-    # Least squares of relative errors over latency.json and prefill.json in benchmarks/results/h200,
+    # Least squares of relative errors over latency.json and prefill.json of results/h200,
     # which it meets within 5 % for decodes and 10 % for prompts.
     "llama3-8b-h200": CostModel(
         base=3.82e-3, prefill_token=24.1e-6, decode_sequence=18.7e-6, context_token=35.7e-9

@@ -1,0 +1,207 @@
+"""Online load (W4): Poisson arrivals through gRPC or HTTP against a server process of its own.
+
+Tokens in, tokens out, greedy, lengths as in W3. A request's clock starts when it is due, so a
+client that falls behind counts against the server. Needs httpx for HTTP.
+"""
+
+import asyncio
+import json
+import random
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from swiftjax.bench.lengths import Throughput, throughput_lengths
+from swiftjax.bench.records import Figure
+from swiftjax.errors import InvalidRequestError, SwiftJaxError
+
+TTFT_LIMIT, INTERVAL_LIMIT = 0.5, 0.03  # seconds; a request within both counts as good
+READY_SECONDS = 300.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ports:
+    """Where a server listens on this machine."""
+
+    grpc: int
+    http: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Served:
+    """What the server says of its model."""
+
+    vocab_size: int
+    dtype: Any
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answered:
+    """One request: seconds from when it was due to its first and last token, and their number."""
+
+    first: float
+    last: float
+    num_tokens: int
+
+    @property
+    def interval(self) -> float:
+        """Mean seconds between tokens."""
+        return (self.last - self.first) / max(1, self.num_tokens - 1)
+
+    @property
+    def is_good(self) -> bool:
+        """Whether a user would have called it fast."""
+        return self.first <= TTFT_LIMIT and self.interval <= INTERVAL_LIMIT
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@contextmanager
+def serving(flags: Sequence[str], ports: Ports) -> Iterator[Served]:
+    """Run `swiftjax serve` until the context ends; returns once it is ready."""
+    from swiftjax.serving.client import Client
+
+    command = [sys.executable, "-m", "swiftjax.cli", "serve", *flags, "--quiet"]
+    command += ["--grpc-port", str(ports.grpc), "--port", str(ports.http)]
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        _wait_until_ready(server, ports)
+        with Client(f"127.0.0.1:{ports.grpc}") as client:
+            model = client.get_model()
+        yield Served(vocab_size=model.vocab_size, dtype=model.dtype)
+    finally:
+        server.terminate()
+        server.communicate(timeout=60)
+
+
+def _wait_until_ready(server: "subprocess.Popen[str]", ports: Ports) -> None:
+    from swiftjax.errors import NotReadyError
+    from swiftjax.serving.client import Client
+
+    deadline = time.monotonic() + READY_SECONDS
+    with Client(f"127.0.0.1:{ports.grpc}") as client:
+        while time.monotonic() < deadline:
+            if server.poll() is not None:
+                raise SwiftJaxError(f"the server ended: {server.communicate()[1].strip()[-500:]}")
+            try:
+                return client.wait_until_serving(timeout=1.0)
+            except (NotReadyError, SwiftJaxError):
+                time.sleep(0.2)
+    raise SwiftJaxError(f"the server was not ready after {READY_SECONDS:g} s")
+
+
+def measure_serving(
+    ports: Ports, protocol: str, rate: float, seconds: float, vocab_size: int, case: Throughput
+) -> list[Figure]:
+    """Send requests at `rate` a second; medians and 99th percentiles, and the share that was good.
+
+    Spreads are (median, 99th percentile).
+    """
+    start = time.perf_counter()
+    answered = asyncio.run(_load(ports, protocol, rate, seconds, vocab_size, case))
+    took = time.perf_counter() - start
+
+    def figure(workload: str, unit: str, values: list[float]) -> Figure:
+        median, late = (float(np.percentile(values, q)) for q in (50, 99))
+        return Figure(
+            workload=workload, batch=len(answered), context=case.prompt_lens[1], unit=unit,
+            value=median, spread=(median, late),
+        )  # fmt: skip
+
+    good = sum(a.is_good for a in answered) / len(answered)
+    tokens = sum(a.num_tokens for a in answered) / took
+    return [
+        figure("W4-ttft", "ms", [a.first * 1e3 for a in answered]),
+        figure("W4-inter-token", "ms", [a.interval * 1e3 for a in answered]),
+        figure("W4-good-share", "of requests", [good]),
+        figure("W4-tokens", "tokens/s", [tokens]),
+    ]
+
+
+async def _load(
+    ports: Ports, protocol: str, rate: float, seconds: float, vocab_size: int, case: Throughput
+) -> list[Answered]:
+    draw = random.Random(case.seed)
+    dues, due = [], 0.0
+    while (due := due + draw.expovariate(rate)) < seconds:
+        dues.append(due)
+    lengths = throughput_lengths(case._replace(num_requests=max(1, len(dues))))
+    rng = np.random.default_rng(0)
+    open_stream = _open_grpc if protocol == "grpc" else _open_http
+    async with open_stream(ports) as send:
+        start = time.perf_counter()
+
+        async def one(due: float, prompt_len: int, output_len: int) -> Answered:
+            await asyncio.sleep(max(0.0, start + due - time.perf_counter()))
+            prompt = rng.integers(0, vocab_size, prompt_len).tolist()
+            times, count = [], 0
+            async for num_tokens in send(prompt, output_len):
+                times.append(time.perf_counter() - start - due)
+                count += num_tokens
+            return Answered(first=times[0], last=times[-1], num_tokens=count)
+
+        return await asyncio.gather(*map(one, dues, *lengths))
+
+
+Send = Callable[
+    [list[int], int], AsyncIterator[int]
+]  # (prompt, length) -> numbers of tokens, as they come
+
+
+@asynccontextmanager
+async def _open_grpc(ports: Ports) -> AsyncIterator[Send]:
+    import grpc
+
+    from swiftjax.serving.proto import swiftjax_pb2 as pb
+    from swiftjax.serving.proto import swiftjax_pb2_grpc as pb_grpc
+
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{ports.grpc}") as channel:
+        stub = pb_grpc.GenerationServiceStub(channel)
+
+        async def send(prompt: list[int], length: int) -> AsyncIterator[int]:
+            request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=prompt))
+            request.stop.max_new_tokens = length
+            request.stop.ignore_eos = True
+            async for response in stub.Generate(request):
+                yield len(response.token_ids)
+
+        yield send
+
+
+@asynccontextmanager
+async def _open_http(ports: Ports) -> AsyncIterator[Send]:
+    try:
+        import httpx
+    except ImportError as error:
+        raise InvalidRequestError("load over HTTP needs httpx: pip install httpx") from error
+    url = f"http://127.0.0.1:{ports.http}/v1"
+    no_limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(timeout=None, limits=no_limits, trust_env=False) as client:
+        model = (await client.get(f"{url}/models")).json()["data"][0]["id"]
+
+        async def send(prompt: list[int], length: int) -> AsyncIterator[int]:
+            body = {
+                "model": model, "prompt": prompt, "max_tokens": length, "ignore_eos": True,
+                "temperature": 0, "stream": True, "stream_options": {"include_usage": True},
+            }  # fmt: skip
+            async with client.stream("POST", f"{url}/completions", json=body) as response:
+                response.raise_for_status()
+                async for line in response.aiter_lines():
+                    if line.startswith("data: {"):
+                        # How many tokens an event holds is told at the end, for all of them.
+                        usage = json.loads(line[6:]).get("usage")
+                        yield usage["completion_tokens"] if usage else 0
+
+        yield send
