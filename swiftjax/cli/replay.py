@@ -12,6 +12,7 @@ from swiftjax.config import QUEUE_POLICY_NAMES, QueuePolicyChoice
 from swiftjax.errors import InvalidRequestError
 
 if TYPE_CHECKING:
+    from swiftjax.replay.comparison import Study
     from swiftjax.replay.cost_model import CostModel
     from swiftjax.replay.metrics import Spread, Summary
     from swiftjax.replay.workload import Workload
@@ -118,7 +119,7 @@ def replay(
     """
     from swiftjax.replay.comparison import compare
     from swiftjax.replay.metrics import Goal
-    from swiftjax.replay.plot import check_matplotlib, plot
+    from swiftjax.replay.plot import check_matplotlib
 
     if (trace is None) == (synthetic is None):
         raise InvalidRequestError("give either a trace FILE or --synthetic, such as poisson:8")
@@ -132,13 +133,7 @@ def replay(
     model = _choose_model(cost_model or (PRESET if trace is None else None), workload)
     goal = Goal(ttft=ttft_goal, inter_token=inter_token_goal)
     study = compare(workload.resized(*sizes), policies or QUEUE_POLICY_NAMES, model, goal)
-    _print_table(study.summaries)
-    source = str(trace or synthetic)
-    if json_file is not None:
-        figures = {"source": source, "cost_model": model.as_dict(), **study.as_json()}
-        json_file.write_text(json.dumps(figures, indent=1) + "\n")
-    if plot_file is not None:
-        plot(plot_file, study, source)
+    _report(study, model, str(trace or synthetic), json_file, plot_file)
 
 
 def _read(path: Path) -> "Workload":
@@ -190,6 +185,19 @@ def _choose_model(name: str | None, workload: "Workload") -> "CostModel":
     numbers = ", ".join(f"{key} {value:.3g}" for key, value in model.as_dict().items())
     print_line(f"cost model in seconds: {numbers}; half of the steps within {error:.0%}")
     return model
+
+
+def _report(
+    study: "Study", model: "CostModel", source: str, json_file: Path | None, plot_file: Path | None
+) -> None:
+    from swiftjax.replay.plot import plot
+
+    _print_table(study.summaries)
+    if json_file is not None:
+        figures = {"source": source, "cost_model": model.as_dict(), **study.as_json()}
+        json_file.write_text(json.dumps(figures, indent=1) + "\n")
+    if plot_file is not None:
+        plot(plot_file, study, source)
 
 
 def _print_table(summaries: "list[Summary]") -> None:
