@@ -107,13 +107,15 @@ def test_same_policy_and_times_give_the_recorded_plans(
     tracer = trace_core(core, tmp_path / "trace")
     clients.run(120)
     tracer.close()
+    lines = tracer._lines
+    assert not (lines._numbers or lines._prompt_keys or lines._sequences), "what ended is kept"
     workload = read_trace(tmp_path / "trace")
-    lines = [json.loads(line) for line in (tmp_path / "trace").read_text().splitlines()]
+    written = [json.loads(line) for line in (tmp_path / "trace").read_text().splitlines()]
     timeline = Recorded(workload.steps)
     run = simulate(workload, timeline)
     assert timeline.num_equal == len(workload.steps) > 60
     assert run.num_preemptions == core.scheduler.num_preemptions
-    ends = {line["n"]: line for line in lines if line["kind"] == "finish"}
+    ends = {line["n"]: line for line in written if line["kind"] == "finish"}
     for number, outcome in enumerate(run.outcomes):
         assert outcome.finish_reason == ends[number]["reason"]
         assert outcome.num_tokens == ends[number]["output_len"]
