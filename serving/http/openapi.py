@@ -17,6 +17,7 @@ _POSTS: dict[str, tuple[type[msgspec.Struct], str]] = {
 _GETS = {
     "/v1/models": "The model that is served",
     "/v1/models/{model}": "The same, if it has this name",
+    "/tokenizer_info": "The special tokens",
     "/health": "Whether the process answers",
     "/ready": "Whether requests are taken",
     "/metrics": "Metrics in Prometheus' text form",

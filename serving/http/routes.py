@@ -29,6 +29,7 @@ from swiftjax.serving.http.bodies import (
 )
 from swiftjax.serving.http.errors import ErrorReply, describe
 from swiftjax.serving.http.json_body import FieldError, read_body
+from swiftjax.serving.http.logprobs import token_text
 from swiftjax.serving.http.openapi import make_document
 from swiftjax.serving.http.reading import Asked, read_chat, read_completion, read_messages
 from swiftjax.serving.http.replies import JsonReply
@@ -77,6 +78,7 @@ class Routes:
             ("GET", "/v1/models/{model:path}", self.get_model),
             ("POST", "/v1/completions", self.complete),
             ("POST", "/v1/chat/completions", self.chat),
+            ("GET", "/tokenizer_info", self.tokenizer_info),
             ("POST", "/tokenize", self.tokenize),
             ("POST", "/detokenize", self.detokenize),
         ]
@@ -141,6 +143,13 @@ class Routes:
         skip = body.skip_special_tokens is not False
         text = await asyncio.to_thread(engine.tokenizer.decode, ids, skip)
         return JsonReply({"prompt": text})
+
+    async def tokenizer_info(self, request: Request) -> Response:
+        """Name the special tokens, for clients that count tokens by asking us."""
+        tokenizer = self.served.engine.tokenizer
+        ids = {"bos_token": tokenizer.bos_token_id, "eos_token": tokenizer.eos_token_id}
+        names = {key: None if i is None else token_text(tokenizer, i) for key, i in ids.items()}
+        return JsonReply(names | {"model_max_length": self.served.engine.limits.max_model_len})
 
     async def list_models(self, request: Request) -> Response:
         """Name the model that is served."""

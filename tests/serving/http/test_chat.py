@@ -65,6 +65,14 @@ def test_b051_framing_of_a_stream_with_two_choices(usage: bool) -> None:
     run(body)
 
 
+def test_special_tokens_are_named() -> None:
+    async def body(service: HttpService) -> None:
+        info = (await service.client.get("/tokenizer_info")).json()
+        assert info == {"bos_token": None, "eos_token": "<end>", "model_max_length": 4096}
+
+    run(body)
+
+
 def test_scores_of_chat_tokens() -> None:
     async def body(service: HttpService) -> None:
         request = {"messages": HI, "max_tokens": 2, "logprobs": True}
