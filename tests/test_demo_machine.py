@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,20 +9,17 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
 
-from swiftjax.build import BuiltCore, build_core
-from swiftjax.config import EngineConfig, SchedulerConfig
+from swiftjax.config import SchedulerConfig
 from swiftjax.engine.core import EngineCore
-from swiftjax.engine.page_pool import PagePool
 from swiftjax.engine.preemption import PreemptionCosts
 from swiftjax.engine.request import GenerationConfig
-from swiftjax.engine.rows import RowTable
-from swiftjax.engine.scheduler import Scheduler
-from tests.engine.engine_machine import ROWS, EngineMachine
+from tests.demo import BUDGET, core_over
+from tests.engine.engine_machine import EngineMachine
 from tests.fakes import make_request, run_to_end
 
 pytestmark = pytest.mark.demo_model
 
-PAGES, PAGE, LENGTH, BUDGET = 8, 8, 56, 12
+PAGES = 8
 COSTS = PreemptionCosts(host_pages=6, seconds_per_page=1.0, seconds_per_token=0.3)
 COUNT = (33, 28, 216, 34, 28, 216, 35, 28, 216, 36, 28, 216, 37, 28)  # 1, 2, 3, 4, 5,
 FRANCE = (504, 3575, 282, 4649, 314)  # The capital of France is
@@ -31,35 +27,10 @@ PROMPTS = (COUNT, COUNT[:8], (*COUNT, 216, 38, 28), FRANCE, (*COUNT[:11], *FRANC
 
 
 @functools.cache
-def build(checkpoint: str) -> BuiltCore:
-    """One runner for every example: no core trusts what an earlier one left in the pages."""
-    return build_core(
-        EngineConfig(
-            model_path=checkpoint, max_batch_size=ROWS, max_model_len=LENGTH, page_size=PAGE,
-            max_total_token_num=PAGES * PAGE, max_num_batched_tokens=BUDGET,
-        )
-    )  # fmt: skip
-
-
-def core_over(
-    built: BuiltCore,
-    config: SchedulerConfig,
-    costs: PreemptionCosts,
-    clock: Callable[[], float],
-    overlaps: bool,
-) -> EngineCore:
-    rows = RowTable(ROWS, built.buckets.mixed[0].max_pages)
-    scheduler = Scheduler(config, PagePool(PAGES, PAGE), rows, costs=costs)
-    return EngineCore(
-        scheduler, built.runner, built.buckets, built.core.limits, clock, overlaps=overlaps
-    )
-
-
-@functools.cache
 def alone(checkpoint: str, prompt: tuple[int, ...], count: int) -> list[int]:
     """The answer of an engine that does nothing else."""
     config = SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=BUDGET, prefix_cache=False)
-    core = core_over(build(checkpoint), config, PreemptionCosts(), lambda: 0.0, False)
+    core = core_over(checkpoint, config, PreemptionCosts(), False)
     request = make_request(core, list(prompt), GenerationConfig(max_new_tokens=count))
     core.submit(request)
     return run_to_end(core)[request.request_id]
@@ -74,7 +45,9 @@ class DemoMachine(EngineMachine):
     def make_core(self, config: SchedulerConfig, *, overlaps: bool) -> EngineCore:
         budget = min(config.max_num_batched_tokens, BUDGET)
         config = dataclasses.replace(config, max_num_batched_tokens=budget)
-        return core_over(build(self.checkpoint), config, COSTS, self.clock, overlaps)
+        return core_over(
+            self.checkpoint, config, COSTS, overlaps, num_pages=PAGES, clock=self.clock
+        )
 
     def draw_prompt(self, data: st.DataObject) -> list[int]:
         return list(data.draw(st.sampled_from(PROMPTS)))
