@@ -120,3 +120,30 @@ def test_b042_pages_at_multiples_of_the_page_size(prompt_len: int, page_size: in
         assert used == -(-(prompt_len + k - 1) // page_size)
     core.step()
     assert core.stats().num_free_pages == core.stats().num_pages
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 32, 64, 128])
+@pytest.mark.parametrize("answer_len", [31, 40, 97])
+def test_second_turn_of_a_long_chat_prefills_the_new_tokens_only(
+    page_size: int, answer_len: int
+) -> None:
+    """800 tokens, an answer, 25 tokens more: the new ones and at most page - 1 are computed."""
+    core = make_fake_core(
+        vocab_size=1000, num_pages=2048 // page_size, page_size=page_size, max_model_len=1024,
+        max_num_batched_tokens=300,
+    )  # fmt: skip
+    runner = core._runner
+    assert isinstance(runner, FakeRunner)
+    first = [(7 * i) % 1000 for i in range(800)]
+    config = GenerationConfig(max_new_tokens=answer_len)
+    core.submit(make_request(core, first, config, request_id="first"))
+    chat = [*first, *run_to_end(core)["first"], *range(25)]
+    runner.batches.clear()
+    core.submit(make_request(core, chat, GenerationConfig(max_new_tokens=1)))
+    run_to_end(core)
+    num_slots = 2048 // page_size * page_size
+    computed = sum(int((b.slot_mapping < num_slots).sum()) for b in runner.batches)
+    # The answer's last token was never fed back, so it is new as well.
+    num_new, num_known = 25 + 1, 800 + answer_len - 1
+    assert computed == num_new + num_known % page_size
+    assert computed <= num_new + page_size - 1

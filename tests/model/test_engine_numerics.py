@@ -6,7 +6,7 @@ import pytest
 from swiftjax.engine.request import GenerationConfig
 from tests.fakes import make_request, run_to_end
 from tests.forward import forward_logits
-from tests.tiny import TINY, shared_core, tiny_core, tiny_params
+from tests.tiny import TINY, shared_core, tiny_params
 
 
 def prompt_of(length: int, seed: int = 0) -> list[int]:
@@ -97,26 +97,3 @@ def test_b015_seed_does_not_depend_on_the_company() -> None:
     core = shared_core()
     core.submit(make_request(core, prompt_of(9), other_seed, request_id="other"))
     assert run_to_end(core)["other"] != alone
-
-
-def test_b063_no_compilation_after_warm_up() -> None:
-    """Prompt lengths 1..70, batches of 1..5, greedy and sampled: no step is compiled in flight."""
-    core = tiny_core(max_num_batched_tokens=37)
-    runner = core._runner
-    runner.warm_up(core._buckets.all)  # type: ignore[attr-defined]
-    count = runner.num_compiles  # type: ignore[attr-defined]
-    rng = np.random.default_rng(0)
-    for length in range(1, 71, 3):
-        for _ in range(int(rng.integers(1, 4))):
-            config = GenerationConfig(
-                max_new_tokens=int(rng.integers(1, 5)),
-                temperature=float(rng.choice([0.0, 1.0])),
-                top_k=int(rng.choice([0, 5])),
-                top_p=float(rng.choice([1.0, 0.7])),
-            )
-            core.submit(make_request(core, prompt_of(length), config))
-        for _ in range(3):
-            core.step()
-    run_to_end(core)
-    assert runner.num_compiles == count  # type: ignore[attr-defined]
-    assert max(b.num_tokens for b in core._buckets.mixed) == 37

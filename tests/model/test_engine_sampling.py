@@ -2,7 +2,9 @@
 
 import numpy as np
 
+from swiftjax.engine.preemption import PreemptionCosts
 from swiftjax.engine.request import GenerationConfig
+from tests.compiles import no_compiles
 from tests.fakes import make_request, run_to_end
 from tests.tiny import TINY, tiny_core
 
@@ -23,20 +25,29 @@ def prompt_of(length: int) -> list[int]:
     return np.random.default_rng(length).integers(0, TINY.vocab_size, length).tolist()
 
 
-def test_b063_no_compilation_in_any_mix_of_samplers() -> None:
-    core = tiny_core(max_num_batched_tokens=37)
+def test_b063_no_compilation_after_warm_up() -> None:
+    """Any prompt, batch, sampler, choice, preemption and swap: XLA is not asked for anything."""
+    swap = PreemptionCosts(host_pages=16, seconds_per_page=1.0, seconds_per_token=0.2)
+    core = tiny_core(
+        num_pages=48, page_size=8, max_num_seqs=9, max_num_batched_tokens=317, costs=swap,
+        overlaps=True,
+    )  # fmt: skip
     runner = core._runner
     runner.warm_up(core._buckets.all)  # type: ignore[attr-defined]
     count = runner.num_compiles  # type: ignore[attr-defined]
     rng = np.random.default_rng(0)
-    for length in range(1, 71, 3):
-        mix = MIXES[int(rng.integers(len(MIXES)))]
-        config = GenerationConfig(max_new_tokens=int(rng.integers(1, 5)), **mix)
-        core.submit(make_request(core, prompt_of(length), config))
-        for _ in range(2):
+    with no_compiles():
+        for length in range(1, 71):
+            mix = MIXES[int(rng.integers(len(MIXES)))]
+            config = GenerationConfig(max_new_tokens=int(rng.integers(1, 9)), **mix)
+            core.submit(make_request(core, prompt_of(length), config))
+            if length % 5 == 0:
+                core.scheduler.preempt_next()
             core.step()
-    run_to_end(core)
+        run_to_end(core)
     assert runner.num_compiles == count  # type: ignore[attr-defined]
+    assert core.scheduler.num_preemptions > 10
+    assert max(b.num_tokens for b in core._buckets.mixed) == 317
 
 
 def test_b017_preemption_keeps_counts_and_prompt_scores() -> None:

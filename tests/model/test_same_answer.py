@@ -103,20 +103,6 @@ def test_cold_and_warm_prefix_cache_give_the_same(roomy: EngineCore) -> None:
     assert core.scheduler.pool.num_idle > 0
 
 
-def test_second_turn_prefills_the_new_tokens_only() -> None:
-    """What a second turn computes is its new tokens plus at most page - 1."""
-    core = tiny_core(num_pages=40)
-    first = prompt_of(100)
-    [(tokens, _)] = answers(core, [first])
-    second = [*first, *tokens, *prompt_of(10)]
-    request = make_request(core, second, GenerationConfig(max_new_tokens=1))
-    core.submit(request)
-    computed = sum(w.num_new for w in core.scheduler.schedule(0.0).work)
-    # The last token of the first answer was never fed back, so it is new as well.
-    assert computed == len(second) - (len(first) + len(tokens) - 1) // 16 * 16
-    assert computed <= 10 + 1 + 15
-
-
 def test_salts_never_share_pages() -> None:
     core = tiny_core(num_pages=40)
     for salt in ("a", "b"):
