@@ -367,22 +367,26 @@ class Scheduler:
 
     def _add(self, draft: PlanDraft, sequence: Sequence) -> None:
         """Plan as many tokens of a running sequence as the budget and the pages allow."""
-        if sequence.is_full_length or (sequence.num_unread and sequence.rules is not None):
+        total, page_size = sequence.total_len, self.pool.page_size
+        if total >= sequence.full_len or (sequence.num_unread and sequence.rules is not None):
             return  # nothing is left to do, or what may follow hangs on a token not read yet
-        start, num_uncomputed = sequence.computed_len, sequence.num_uncomputed
-        num_new = min(num_uncomputed, draft.budget)
-        if num_new <= 0:
+        start = sequence.computed_len
+        end = min(total, start + draft.budget)
+        if end <= start:
             return
-        missing = self.pool.pages_for(start + num_new) - len(sequence.page_ids)
-        if missing > 0 and not self._take_pages(draft, sequence, missing):
+        if end > len(sequence.page_ids) * page_size and not self._take_pages(draft, sequence, end):
             return
-        draft.add(sequence, num_new, samples=num_new == num_uncomputed)
-        self._served.charge(sequence.request.options.client_id, num_new)
-        if sequence.computed_len >= (sequence.num_published + 1) * self.pool.page_size:
+        draft.add(sequence, end - start, samples=end == total)
+        self._served.charge(sequence.request.options.client_id, end - start)
+        if end >= (sequence.num_published + 1) * page_size:
             self._publish(sequence)
 
-    def _take_pages(self, draft: PlanDraft, sequence: Sequence, count: int) -> bool:
-        """Give a sequence more pages, at the cost of others if need be; False if it must wait."""
+    def _take_pages(self, draft: PlanDraft, sequence: Sequence, num_tokens: int) -> bool:
+        """Give a sequence pages for so many tokens, at the cost of others if need be.
+
+        False if it must wait.
+        """
+        count = self.pool.pages_for(num_tokens) - len(sequence.page_ids)
         while (pages := self.pool.allocate(count)) is None:
             if draft.in_flight:
                 self._must_read = True

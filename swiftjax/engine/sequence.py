@@ -41,7 +41,7 @@ class Sequence:
         self.request = request
         self.order = order  # of submission; decides ties and victims
         self.prompt_len = len(request.prompt_token_ids)
-        self.full_len = self.prompt_len + request.max_new_tokens
+        self.full_len = self.prompt_len + request.max_new_tokens  # then nothing is left to do
         self.token_ids: list[int] = list(request.prompt_token_ids)
         self.page_ids: list[int] = []
         self.page_keys: list[bytes] = []  # of the full pages whose tokens are known
@@ -72,11 +72,6 @@ class Sequence:
     def num_uncomputed(self) -> int:
         """Tokens whose keys and values are not in the cache yet; 1 for a decode."""
         return len(self.token_ids) + self.num_unread - self.computed_len
-
-    @property
-    def is_full_length(self) -> bool:
-        """Whether its last token was sampled, read or not: nothing is left to compute."""
-        return len(self.token_ids) + self.num_unread >= self.full_len
 
     @property
     def max_cached_len(self) -> int:
