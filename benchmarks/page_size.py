@@ -4,7 +4,7 @@
     python -m benchmarks.page_size --machine h200 --shape llama3-8b --implementation triton
 
 Reuse needs no device: chats run through the real scheduler over a fake model. Speed is that of
-`benchmarks.step` with random weights. Records go to benchmarks/results/<machine>/page_size.json,
+`swiftjax bench step` with random weights. Records go to benchmarks/results/<machine>/page_size.json,
 with a plot.
 """
 
@@ -18,6 +18,7 @@ from benchmarks.records import commit, write_records
 from swiftjax import kernels
 from swiftjax.engine.core import EngineCore
 from swiftjax.engine.request import GenerationConfig
+from swiftjax.shapes import SHAPES
 from tests.fakes import FakeRunner, make_fake_core, make_request
 
 RESULTS = Path(__file__).parent / "results"
@@ -96,9 +97,17 @@ def measure_reuse(page_size: int) -> dict[str, Any]:
 
 def measure_steps(args: argparse.Namespace, page_size: int) -> list[dict[str, Any]]:
     """Decode steps of all asked batch sizes."""
-    from benchmarks import step
+    from swiftjax.bench import records, step
 
-    return step.measure(argparse.Namespace(**vars(args), page_size=page_size))
+    config = SHAPES[args.shape]
+    case = step.StepCase(
+        batches=args.batch, contexts=args.context, page_size=page_size,
+        implementation=args.implementation,
+    )  # fmt: skip
+    short = {"float32": "fp32", "bfloat16": "bf16", None: "fp32"}[config.dtype]
+    flags = {"implementation": args.implementation}
+    run = records.Run(model=args.shape, dtype=short, command="", flags=flags)
+    return [records.make_record(f, run) for f in step.measure_steps(config, case, None)]
 
 
 def plot(records: list[dict[str, Any]], path: Path) -> None:

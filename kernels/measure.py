@@ -1,7 +1,7 @@
 """Times the kernels on the default device against ceilings measured in the same run.
 
 Every timed shape is checked in float64 first, inputs rotate over more than a gigabyte so that the
-L2 cache is cold, and launch time counts. Called by `benchmarks/kernels.py`. Heads are those of
+L2 cache is cold, and launch time counts. Called by `swiftjax bench kernels`. Heads are those of
 Llama-3-8B: 32 query and 8 KV heads of width 128, bfloat16, pages of 64.
 """
 

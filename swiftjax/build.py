@@ -81,7 +81,7 @@ def build_core(
     Raises CheckpointError, UnsupportedError or InvalidRequestError before any request is taken.
     """
     path = None if config.load_format == "dummy" else resolve_model(config.model_path)
-    asked = _asked_implementation(config.implementation)
+    asked = read_implementation(config.implementation)
     if config.trace:
         check_writable(config.trace)
     configure_jax(config.gpu_memory_utilization)
@@ -118,7 +118,7 @@ def build_core(
     return BuiltCore(core, tokenizer, model, runner, buckets, plan, swap_bytes)
 
 
-def _asked_implementation(name: str | None) -> kernels.Implementation | None:
+def read_implementation(name: str | None) -> kernels.Implementation | None:
     """Refuse an unknown name before the weights are read, which may take minutes."""
     if name is None:
         return None

@@ -36,6 +36,7 @@ class Figure:
     unit: str
     spread: tuple[float, float]
     limit: float | None = None
+    details: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,6 +56,7 @@ def make_record(figure: Figure, run: Run) -> dict[str, Any]:
 
     record = {**asdict(figure), **asdict(run), **run.flags}
     del record["flags"]
+    record |= record.pop("details")
     record |= {
         "value": round(figure.value, 4),
         "spread": [round(x, 4) for x in figure.spread],
@@ -78,6 +80,11 @@ def write_records(path: Path, records: list[dict[str, Any]]) -> None:
     found = json.loads(path.read_text()) if path.exists() else []
     merged = {_identity(record): record for record in [*found, *records]}
     path.write_text(json.dumps(list(merged.values()), indent=1) + "\n")
+
+
+def read_figures(path: Path) -> dict[tuple[Any, ...], dict[str, Any]]:
+    """The records of a file by what they measured."""
+    return {_identity(record): record for record in json.loads(path.read_text())}
 
 
 def _identity(record: dict[str, Any]) -> tuple[Any, ...]:

@@ -178,6 +178,84 @@ def serving(
                 _report(figures, run, out, "serving")
 
 
+@bench.command()
+def step(
+    shape: Annotated[str, typer.Option(help="A shape such as llama3-8b.")] = "llama3-8b",
+    batch: Annotated[list[int] | None, typer.Option(help="Sequences.")] = None,
+    context: Annotated[list[int] | None, typer.Option(help="Tokens of each.")] = None,
+    page_size: Annotated[int, typer.Option(help="Tokens in a KV page.")] = 64,
+    implementation: Implementation = None,
+    compare: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(help="Measure nothing; set two result files side by side.", metavar="A B"),
+    ] = None,
+    out: Out = None,
+    commit: Commit = None,
+) -> None:
+    """One bare decode step without engine, host and queue, with random weights."""
+    if compare is not None:
+        _compare(*compare)
+        return
+    import jax
+
+    from swiftjax import kernels
+    from swiftjax.bench.step import StepCase, measure_steps
+    from swiftjax.build import read_implementation
+    from swiftjax.shapes import SHAPES
+
+    if shape not in SHAPES:
+        raise InvalidRequestError(f"shape {shape!r} is unknown; choose from {', '.join(SHAPES)}")
+    chosen = implementation or kernels.choose_implementation(jax.default_backend())
+    case = StepCase(
+        batches=batch or [1, 8, 64, 256], contexts=context or [576], page_size=page_size,
+        implementation=read_implementation(chosen) or "xla",
+    )  # fmt: skip
+    run = _run_of(SHAPES[shape].dtype, shape, commit, chosen)
+    _report(measure_steps(SHAPES[shape], case, _peaks()), run, out, "step")
+
+
+@bench.command(name="kernels")
+def kernel_speeds(
+    implementation: Implementation = None, out: Out = None, commit: Commit = None
+) -> None:
+    """The attention kernels against ceilings of the same run; needs a GPU."""
+    import jax
+
+    from swiftjax.bench.kernel_speeds import measure_kernels
+    from swiftjax.build import read_implementation
+
+    if jax.default_backend() != "gpu":
+        raise InvalidRequestError("kernels are timed on a GPU; jax sees none: swiftjax doctor")
+    chosen = read_implementation(implementation or "triton") or "triton"
+    run = _run_of("bfloat16", "llama3-8b heads", commit, chosen)
+    _report(measure_kernels(chosen), run, out, "kernels")
+
+
+@bench.command()
+def plot(
+    file: Annotated[Path, typer.Argument(help="A result file of another bench command.")],
+) -> None:
+    """Draw how near each figure comes to its limit, as a picture beside the file."""
+    from swiftjax.bench.plots import plot_fractions
+
+    if not file.is_file():
+        raise InvalidRequestError(f"{file} does not exist; give a result file such as latency.json")
+    typer.echo(f"written to {plot_fractions(file)}")
+
+
+def _compare(a: Path, b: Path) -> None:
+    """Print the figures that both files have, and the second over the first."""
+    from swiftjax.bench.records import read_figures
+
+    before, after = read_figures(a), read_figures(b)
+    for key in [key for key in before if key in after]:
+        old, new = before[key], after[key]
+        typer.echo(
+            f"{old['workload']:14} {old['batch']:>4} x {old['context']:<6} {old['value']:10.4g} "
+            f"{new['value']:10.4g} {old['unit']:8} x{new['value'] / old['value']:.3f}"
+        )
+
+
 def _peaks() -> "Peaks | None":
     from swiftjax.bench.limits import PEAKS
     from swiftjax.bench.records import device_name

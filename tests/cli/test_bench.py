@@ -1,0 +1,88 @@
+"""Every bench command that runs on a CPU: figures printed, records of the agreed form written."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from swiftjax.bench.lengths import Throughput, throughput_lengths
+from swiftjax.bench.limits import PEAKS, decode_ms, prefill_ms
+from swiftjax.bench.records import Figure, Run, make_record, write_records
+from swiftjax.shapes import SHAPES
+from tests.cli.conftest import Cli
+
+FIELDS = {"workload", "model", "dtype", "batch", "context", "value", "unit", "spread", "gpu",
+          "driver", "jax", "commit", "command", "date"}  # fmt: skip
+DUMMY = ("--model", "tiny", "--load-format", "dummy", "--small")
+
+
+def test_offline_writes_records(cli: Cli, tmp_path: Path) -> None:
+    workloads = [x for name in ("W1", "W2", "W3", "long") for x in ("--workload", name)]
+    result = cli(
+        "bench", "offline", *DUMMY, *workloads, "--max-batch-size", "4",
+        "--max-num-batched-tokens", "64", "--out", str(tmp_path),
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    names = {path.stem for path in (tmp_path / "cpu").glob("*.json")}
+    assert names == {"latency", "prefill", "throughput", "long_context"}
+    for name in names:
+        for record in json.loads((tmp_path / "cpu" / f"{name}.json").read_text()):
+            assert record.keys() >= FIELDS
+            assert str(tmp_path) not in record["command"]
+
+
+def test_step_and_comparison(cli: Cli, tmp_path: Path) -> None:
+    flags = ("--shape", "tiny", "--batch", "2", "--context", "32", "--page-size", "16")
+    result = cli("bench", "step", *flags, "--out", str(tmp_path))
+    assert result.returncode == 0, result.stderr
+    path = str(tmp_path / "cpu" / "step.json")
+    compared = cli("bench", "step", "--compare", path, path)
+    assert compared.returncode == 0 and "x1.000" in compared.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("step", "--shape", "llama9"), "llama9"),
+        (("offline", *DUMMY, "--workload", "W9"), "W9"),
+        (("offline", "--model", "llama9", "--load-format", "dummy"), "llama9"),
+        (("kernels",), "GPU"),
+        (("plot", "nothing.json"), "nothing.json"),
+    ],
+)
+def test_mistakes_are_told(cli: Cli, arguments: tuple[str, ...], says: str) -> None:
+    result = cli("bench", *arguments)
+    assert result.returncode == 2 and says in result.stderr
+
+
+def test_records_replace_older_ones_of_the_same_thing(tmp_path: Path) -> None:
+    run = Run(model="m", dtype="bf16", command="c", commit="abc")
+
+    def record(batch: int, value: float) -> dict[str, object]:
+        figure = Figure(
+            workload="W1", batch=batch, context=512, value=value, unit="ms/step",
+            spread=(value, value), limit=2.0,
+        )  # fmt: skip
+        return make_record(figure, run)
+
+    path = tmp_path / "latency.json"
+    write_records(path, [record(1, 4.0), record(8, 5.0)])
+    write_records(path, [record(1, 2.5)])
+    found = {r["batch"]: (r["value"], r["fraction_of_limit"]) for r in json.loads(path.read_text())}
+    assert found == {1: (2.5, 0.8), 8: (5.0, 0.4)}
+
+
+def test_limits_are_those_of_the_published_table() -> None:
+    """Anchors for Llama-3-8B on an H200: bytes over 4.5 TB/s, FLOPs over 788 TFLOP/s."""
+    config, peaks = SHAPES["llama3-8b"], PEAKS["NVIDIA H200"]
+    for batch, context, want in [(1, 576, 3.35), (64, 576, 4.4), (256, 576, 9.2), (16, 8224, 7.2)]:
+        assert decode_ms(config, batch, context, peaks) == pytest.approx(want, abs=0.05)
+    assert prefill_ms(config, 1, 8192, peaks) == pytest.approx(176, abs=0.6)
+    assert prefill_ms(config, 16, 1024, peaks) == pytest.approx(298, abs=0.6)
+
+
+def test_lengths_of_w3_are_drawn_in_the_agreed_order() -> None:
+    prompts, outputs = throughput_lengths(Throughput())
+    assert len(prompts) == len(outputs) == 512
+    assert (prompts[0], outputs[0]) == (229, 178)
+    assert min(prompts) >= 64 and max(prompts) <= 512 and min(outputs) >= 64 and max(outputs) <= 256
