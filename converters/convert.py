@@ -15,6 +15,7 @@ from swiftjax.config import Dtype, ModelConfig
 from swiftjax.converters.load import OpenCheckpoint, Progress, open_checkpoint
 from swiftjax.errors import CheckpointError
 from swiftjax.model.checkpoint import check_destination, save_native
+from swiftjax.quantization import Quantization
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,7 +24,7 @@ class ConvertReport:
 
     destination: Path
     config: ModelConfig
-    num_params: int  # elements, not tensors
+    num_params: int  # elements of the source, not tensors
     num_bytes: int
     seconds: float
 
@@ -33,10 +34,11 @@ def convert(
     dst: Path,
     *,
     dtype: Dtype | None,
+    quantization: Quantization | None = None,
     force: bool = False,
     progress: Progress | None = None,
 ) -> ConvertReport:
-    """Write `src` as a native checkpoint at `dst`; see `load_checkpoint` for the choice of dtype.
+    """Write `src` as a native checkpoint at `dst`; dtype and quantisation as in `load_checkpoint`.
 
     `dst` appears whole or not at all. Raises CheckpointError when it exists (`force` replaces a
     native checkpoint), or when the source is broken.
@@ -45,7 +47,7 @@ def convert(
     check_destination(dst, force=force)
     if dst.exists() and src.exists() and dst.samefile(src):
         raise CheckpointError(f"{dst} is the source itself: choose another destination")
-    opened = open_checkpoint(src, dtype=dtype)
+    opened = open_checkpoint(src, dtype=dtype, quantization=quantization)
     save_native(
         dst,
         config=opened.config,

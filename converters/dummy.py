@@ -12,16 +12,21 @@ import jax.numpy as jnp
 
 from swiftjax.config import Dtype, ModelConfig
 from swiftjax.converters.load import LoadedCheckpoint
+from swiftjax.converters.quantize import with_quantization
 from swiftjax.errors import InvalidRequestError
 from swiftjax.hf_config import model_config_from_hf
-from swiftjax.model.llama import random_params
+from swiftjax.model.params import random_params
+from swiftjax.quantization import Quantization
 from swiftjax.shapes import SHAPES
 from swiftjax.tokenizer_files import TokenizerFiles, read_tokenizer_files
 
 
-def load_dummy(name_or_path: str, *, dtype: Dtype | None) -> LoadedCheckpoint:
+def load_dummy(
+    name_or_path: str, *, dtype: Dtype | None, quantization: Quantization | None = None
+) -> LoadedCheckpoint:
     """Make random weights on the default device; raises InvalidRequestError for an unknown name."""
     config, files = dummy_model(name_or_path)
+    config = with_quantization(config, quantization)
     config = replace(config, dtype=dtype or config.dtype or "float32")
     params = random_params(config, jnp.dtype(config.dtype or "float32"))
     return LoadedCheckpoint(config=config, params=params, tokenizer_files=files)

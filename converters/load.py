@@ -1,14 +1,14 @@
 """Load any checkpoint onto the default device: a Hugging Face directory, GGUF or our own format.
 
 One tensor at a time, so the host never holds much more than the model itself. Decides the dtype;
-leaves matching to `hf_llama` and file formats to the sources. Called by `api` and `convert`.
+leaves matching to `hf_llama`, file formats to the sources and fewer bits to `quantize`. Called by
+`api` and `convert`.
 """
 
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -17,10 +17,13 @@ from swiftjax.config import Dtype, ModelConfig
 from swiftjax.converters.gguf_source import GgufSource
 from swiftjax.converters.hf_llama import LoadPlan, cast_finite, plan_load, read_rule
 from swiftjax.converters.hf_source import HfSource, read_configs
+from swiftjax.converters.quantize import quantized, stored_bytes, with_quantization
 from swiftjax.converters.source import CheckpointSource
 from swiftjax.errors import CheckpointError
 from swiftjax.model.checkpoint import NativeCheckpoint, is_native
 from swiftjax.model.config_json import read_model_config
+from swiftjax.model.params import abstract_params
+from swiftjax.quantization import Quantization
 from swiftjax.tokenizer_files import TokenizerFiles
 
 Progress = Callable[[int, int], None]
@@ -35,34 +38,33 @@ class LoadedCheckpoint:
     tokenizer_files: TokenizerFiles
 
 
-class HostTensor(NamedTuple):
-    """One of our parameters on the host."""
-
-    name: str
-    values: np.ndarray
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OpenCheckpoint:
     """A checkpoint that was found whole and fitting; `tensors` reads it one by one, once."""
 
     config: ModelConfig
     num_params: int  # elements, not tensors
-    num_bytes: int  # in config.dtype
-    tensors: Iterator[HostTensor]
+    num_bytes: int  # as `tensors` gives them
+    tensors: Iterator[tuple[str, np.ndarray]]
     tokenizer_files: TokenizerFiles
 
 
 def load_checkpoint(
-    path: Path, *, dtype: Dtype | None, progress: Progress | None = None
+    path: Path,
+    *,
+    dtype: Dtype | None,
+    quantization: Quantization | None = None,
+    progress: Progress | None = None,
 ) -> LoadedCheckpoint:
     """Load a checkpoint onto the default device; `progress` is told (bytes done, bytes in all).
 
-    Without a dtype: the one config.json names, else the one the weights are stored in, else (GGUF)
-    float32 on a CPU and bfloat16 on an accelerator. Raises CheckpointError for whatever is wrong
-    with the files and UnsupportedError for a model that cannot be computed.
+    With a `quantization` the projections are rounded on the way. Without a dtype: the one
+    config.json names, else the one the weights are stored in, else (GGUF) float32 on a CPU and
+    bfloat16 on an accelerator. Raises CheckpointError for whatever is wrong with the files,
+    UnsupportedError for a model that cannot be computed and InvalidRequestError for a quantisation
+    of what is quantised otherwise already.
     """
-    opened = open_checkpoint(path, dtype=dtype)
+    opened = open_checkpoint(path, dtype=dtype, quantization=quantization)
     params: dict[str, jax.Array] = {}
     done = 0
     for name, values in opened.tensors:
@@ -76,22 +78,34 @@ def load_checkpoint(
     )
 
 
-def open_checkpoint(path: Path, *, dtype: Dtype | None) -> OpenCheckpoint:
+def open_checkpoint(
+    path: Path, *, dtype: Dtype | None, quantization: Quantization | None = None
+) -> OpenCheckpoint:
     """Open and check a checkpoint of any format without reading its tensors."""
     if not os.path.exists(path):  # unlike Path.exists, says no to a name too long to be one
         raise CheckpointError(
             f"{path} does not exist; give a Hugging Face directory, a .gguf file or a directory "
             "written by `swiftjax convert`"
         )
-    if is_native(path):
-        return _open_native(path, dtype)
+    opened = _open_native(path, dtype) if is_native(path) else _open_foreign(path, dtype)
+    config = with_quantization(opened.config, quantization)
+    if config == opened.config:
+        return opened
+    return replace(
+        opened,
+        config=config,
+        num_bytes=stored_bytes(config),
+        tensors=quantized(opened.tensors, config),
+    )
+
+
+def _open_foreign(path: Path, dtype: Dtype | None) -> OpenCheckpoint:
     source, config = _open_source(path)
     plan = plan_load(source, replace(config, dtype=_resolve_dtype(dtype, config, source)))
-    num_params = sum(int(np.prod(rule.shape)) for rule in plan.rules)
     return OpenCheckpoint(
         config=plan.config,
-        num_params=num_params,
-        num_bytes=num_params * _numpy_dtype(plan.config).itemsize,
+        num_params=sum(int(np.prod(rule.shape)) for rule in plan.rules),
+        num_bytes=stored_bytes(plan.config),
         tensors=_read_plan(source, plan),
         tokenizer_files=source.tokenizer_files(),
     )
@@ -107,22 +121,23 @@ def _open_source(path: Path) -> tuple[CheckpointSource, ModelConfig]:
     return HfSource(path, configs), config
 
 
-def _read_plan(source: CheckpointSource, plan: LoadPlan) -> Iterator[HostTensor]:
+def _read_plan(source: CheckpointSource, plan: LoadPlan) -> Iterator[tuple[str, np.ndarray]]:
     dtype = _numpy_dtype(plan.config)
     for rule in plan.rules:
-        yield HostTensor(rule.target, read_rule(source, rule, dtype))
+        yield rule.target, read_rule(source, rule, dtype)
 
 
 def _open_native(path: Path, dtype: Dtype | None) -> OpenCheckpoint:
     native = NativeCheckpoint(path)
     config = native.config if dtype is None else replace(native.config, dtype=dtype)
-    target = _numpy_dtype(config)
+    # Only what is stored in the model's dtype changes with it: codes and scales do not.
+    targets = abstract_params(config, jax.numpy.dtype(config.dtype or "float32"))
     return OpenCheckpoint(
         config=config,
         num_params=native.num_params,
-        num_bytes=native.num_params * target.itemsize,
+        num_bytes=stored_bytes(config),
         tensors=(
-            HostTensor(name, cast_finite(values, target, f"{path}: {name}"))
+            (name, cast_finite(values, np.dtype(targets[name].dtype), f"{path}: {name}"))
             for name, values in native.read()
         ),
         tokenizer_files=native.tokenizer_files(),

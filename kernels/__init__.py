@@ -5,12 +5,19 @@ the folder can be used alone. The model calls the ops; `choose_implementation` i
 where the engine is built.
 """
 
+from swiftjax.kernels import packed_int4
 from swiftjax.kernels.decode_attention import decode_attention
 from swiftjax.kernels.implementation import (
     IMPLEMENTATIONS,
     Implementation,
     check_supported,
     choose_implementation,
+)
+from swiftjax.kernels.quantized_matmul import (
+    fp8_matmul,
+    int4_matmul,
+    int8_matmul,
+    w8a8_matmul,
 )
 from swiftjax.kernels.ragged_attention import ragged_attention
 from swiftjax.kernels.reference import rms_norm
@@ -23,8 +30,13 @@ __all__ = [
     "check_supported",
     "choose_implementation",
     "decode_attention",
+    "fp8_matmul",
+    "int4_matmul",
+    "int8_matmul",
+    "packed_int4",
     "ragged_attention",
     "rms_norm",
     "rope_write",
+    "w8a8_matmul",
     "write_kv",
 ]

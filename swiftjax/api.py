@@ -29,6 +29,7 @@ from swiftjax.engine.request import (
 )
 from swiftjax.engine.whole_answer import WholeAnswer
 from swiftjax.errors import InvalidRequestError, NotFoundError, SwiftJaxError
+from swiftjax.quantization import Quantization
 
 
 def start_async_engine(
@@ -69,6 +70,7 @@ class Engine:
         gpu_memory_utilization: float = 0.9,
         max_model_len: int | None = None,
         dtype: Dtype | None = None,
+        quantization: Quantization | None = None,
         page_size: int | None = None,
         max_num_batched_tokens: int | None = None,
         implementation: str | None = None,
@@ -89,6 +91,7 @@ class Engine:
             gpu_memory_utilization=gpu_memory_utilization,
             max_model_len=max_model_len,
             dtype=dtype,
+            quantization=quantization,
             page_size=page_size,
             max_num_batched_tokens=max_num_batched_tokens,
             implementation=implementation,

@@ -86,9 +86,11 @@ def build_core(
         check_writable(config.trace)
     configure_jax(config.gpu_memory_utilization)
     if path is None:
-        loaded = load_dummy(config.model_path, dtype=config.dtype)
+        loaded = load_dummy(config.model_path, dtype=config.dtype, quantization=config.quantization)
     else:
-        loaded = load_checkpoint(path, dtype=config.dtype, progress=progress)
+        loaded = load_checkpoint(
+            path, dtype=config.dtype, quantization=config.quantization, progress=progress
+        )
     model = loaded.config
     sizes = choose_sizes(config, model)
     implementation = _choose_implementation(asked, model, sizes.page_size)

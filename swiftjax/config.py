@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from swiftjax.errors import InvalidRequestError
+from swiftjax.quantization import Quantization, WeightFormat
 
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn"]
 ROPE_KINDS: tuple[RopeKind, ...] = ("default", "linear", "dynamic", "llama3", "yarn")
@@ -77,6 +78,11 @@ class ModelConfig:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     dtype: Dtype | None = None  # as the checkpoint names it
+    quantization: Quantization | None = None
+
+    def weight_format(self, name: str) -> WeightFormat | None:
+        """How a projection is stored, by its name (`layers.0.mlp.down`); None: in `dtype`."""
+        return self.quantization.format_of(name) if self.quantization else None
 
     def window(self, layer: int) -> int:
         """Sliding window of a layer in tokens (the token itself included), 0 for full attention."""
@@ -150,6 +156,7 @@ class EngineConfig:
     deterministic: bool = False
     readers: ReaderLimits = field(default_factory=ReaderLimits)  # of an AsyncEngine
     load_format: LoadFormat = "auto"
+    quantization: Quantization | None = None  # of the weights, rounded to nearest while loading
 
     def __post_init__(self) -> None:
         if not _is_number(self.gpu_memory_utilization) or not 0 < self.gpu_memory_utilization <= 1:

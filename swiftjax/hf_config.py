@@ -10,8 +10,11 @@ from typing import Any
 
 from swiftjax.config import DTYPES, FAMILIES, ROPE_KINDS, Dtype, ModelConfig, RopeConfig, RopeKind
 from swiftjax.errors import InvalidRequestError, UnsupportedError
+from swiftjax.quantization import QUANT_TYPES, Quantization
 
 logger = logging.getLogger(__name__)
+
+QUANT_METHOD = "swiftjax"  # in the quantization_config of a native checkpoint
 
 
 def model_config_from_hf(
@@ -50,6 +53,7 @@ def model_config_from_hf(
         bos_token_id=config.get("bos_token_id", 1 if family in ("llama", "mistral") else None),
         eos_token_ids=_eos_token_ids(config, generation or {}, family),
         dtype=_dtype(config),
+        quantization=_quantization(config),
     )
 
 
@@ -72,10 +76,26 @@ def _refuse_unknown_options(config: Mapping[str, Any], family: str) -> None:
         raise UnsupportedError(
             f"hidden_act {act!r} is not supported; the {family} model computes 'silu'"
         )
-    if method := (config.get("quantization_config") or {}).get("quant_method"):
+    if (method := _quantization_block(config).get("quant_method")) not in (None, QUANT_METHOD):
         raise UnsupportedError(
             f"the checkpoint is quantised ({method}); give the unquantised checkpoint instead"
         )
+
+
+def _quantization_block(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    return config.get("quantization_config") or {}
+
+
+def _quantization(config: Mapping[str, Any]) -> Quantization | None:
+    block = _quantization_block(config)
+    if not block:
+        return None
+    try:
+        kind = QUANT_TYPES[QUANT_TYPES.index(block["kind"])]
+        keep = tuple(str(pattern) for pattern in block["keep"])
+        return Quantization(kind=kind, group_size=int(block["group_size"]), keep=keep)
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidRequestError(f"quantization_config is broken: {error!r}") from error
 
 
 def _positive_int(config: Mapping[str, Any], key: str, default: int | None = None) -> int:

@@ -12,7 +12,7 @@ from swiftjax.engine.page_pool import PagePool
 from swiftjax.engine.preemption import PreemptionCosts
 from swiftjax.engine.rows import RowTable
 from swiftjax.engine.scheduler import Scheduler
-from swiftjax.model.llama import random_params
+from swiftjax.model.params import random_params
 from swiftjax.model.runner import ModelRunner, make_runner
 
 TINY = ModelConfig(

@@ -20,7 +20,9 @@ from swiftjax.cli.options import (
     DtypeOption,
     Implementation,
     LoadFormatOption,
+    QuantTypeOption,
     Quiet,
+    quantization,
 )
 from swiftjax.config import Dtype, EngineConfig
 from swiftjax.errors import InvalidRequestError
@@ -63,6 +65,7 @@ def offline(
     ] = None,
     small: Annotated[bool, typer.Option(help="Few and short requests, for a CPU.")] = False,
     dtype: DtypeOption = None,
+    quant_type: QuantTypeOption = None,
     max_batch_size: Seqs = None,
     max_num_batched_tokens: Tokens = None,
     max_model_len: Length = None,
@@ -75,7 +78,8 @@ def offline(
 ) -> None:
     """Decode (W1), prefill (W2) and throughput (W3) through the Engine."""
     config = EngineConfig(
-        model_path=model, load_format=load_format, dtype=dtype, max_batch_size=max_batch_size,
+        model_path=model, load_format=load_format, dtype=dtype,
+        quantization=quantization(quant_type), max_batch_size=max_batch_size,
         max_num_batched_tokens=max_num_batched_tokens, max_model_len=max_model_len,
         implementation=implementation, overlap=overlap, deterministic=deterministic,
         prefix_cache=False, swap_space_gib=0.0, max_queue_len=1 << 20,

@@ -35,6 +35,7 @@ def chat(
     seed: opt.Seed = None,
     chat_template: opt.ChatTemplate = None,
     dtype: opt.DtypeOption = None,
+    quant_type: opt.QuantTypeOption = None,
     max_model_len: opt.MaxModelLen = None,
     gpu_memory_utilization: opt.GpuMemoryUtilization = opt.ENGINE_DEFAULTS.gpu_memory_utilization,
     implementation: opt.Implementation = None,
@@ -51,6 +52,7 @@ def chat(
     config = EngineConfig(
         model_path=model,
         dtype=dtype,
+        quantization=opt.quantization(quant_type),
         max_model_len=max_model_len,
         max_batch_size=1,
         gpu_memory_utilization=gpu_memory_utilization,

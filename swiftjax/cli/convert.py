@@ -1,7 +1,7 @@
-"""`swiftjax convert`: any readable checkpoint into a native one."""
+"""`swiftjax convert`: any readable checkpoint into a native one, in fewer bits if asked."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -9,19 +9,56 @@ from swiftjax.cli.loading import progress
 from swiftjax.cli.options import MODEL_HELP, Quiet
 from swiftjax.cli.reporting import print_line
 from swiftjax.config import Dtype
+from swiftjax.errors import InvalidRequestError
+from swiftjax.quantization import Quantization
 
 if TYPE_CHECKING:
     from swiftjax.converters.convert import ConvertReport
 
+ConvertType = Literal["none", "fp16", "bf16", "int8", "int4", "fp8", "w8a8"]
+ALIASES: dict[str, Dtype] = {"fp16": "float16", "bf16": "bfloat16"}
+
 
 def convert(
-    src: Annotated[str, typer.Argument(metavar="SRC", help=MODEL_HELP)],
+    src: Annotated[str | None, typer.Argument(metavar="SRC", help=MODEL_HELP)] = None,
     dst: Annotated[
-        Path, typer.Argument(metavar="DST", help="Directory to write; must not exist yet.")
-    ],
+        Path | None, typer.Argument(metavar="DST", help="Directory to write; must not exist yet.")
+    ] = None,
+    model_path: Annotated[
+        str | None,
+        typer.Option("--model-path", "--model_path", help="SRC as an option.", show_default="SRC"),
+    ] = None,
+    output_path: Annotated[
+        Path | None,
+        typer.Option(
+            "--output-path", "--output_path", help="DST as an option.", show_default="DST"
+        ),
+    ] = None,
     dtype: Annotated[
         Dtype | None,
-        typer.Option(help="Type of the weights.", show_default="as in SRC; GGUF: float32"),
+        typer.Option(
+            help="Type of weights and activations.", show_default="as in SRC; GGUF: float32"
+        ),
+    ] = None,
+    quant_type: Annotated[
+        ConvertType,
+        typer.Option(
+            "--quant-type",
+            "--quant_type",
+            help="Format of the projections' weights; fp16 and bf16 are other words for --dtype.",
+        ),
+    ] = "none",
+    group_size: Annotated[
+        int, typer.Option(help="Inputs that share a scale in int4: 32, 64 or 128.")
+    ] = 128,
+    keep: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN",
+            help="Do not quantise projections of this name, e.g. 'layers.0.*' or '*.down'; can be "
+            "given several times.",
+            show_default="head",
+        ),
     ] = None,
     force: Annotated[
         bool,
@@ -35,17 +72,33 @@ def convert(
     """
     from swiftjax.converters.demo_model import resolve_model
 
-    written = convert_on_cpu(resolve_model(src), dst, dtype=dtype, force=force, quiet=quiet)
+    source, target = _one("SRC", src, model_path), Path(_one("DST", dst, output_path))
+    written = convert_on_cpu(
+        resolve_model(str(source)),
+        target,
+        dtype=_dtype(dtype, quant_type),
+        quantization=_quantization(quant_type, group_size, keep),
+        force=force,
+        quiet=quiet,
+    )
     if not quiet:
+        form = written.config.quantization
         print_line(
             f"{written.destination}: {written.config.family}, "
-            f"{written.num_params / 1e6:,.1f} million parameters in {written.config.dtype}, "
-            f"{written.num_bytes / 2**20:,.0f} MiB, {written.seconds:.1f} s"
+            f"{written.num_params / 1e6:,.1f} million parameters in {written.config.dtype}"
+            f"{f' and {form.kind}' if form else ''}, {written.num_bytes / 2**20:,.0f} MiB, "
+            f"{written.seconds:.1f} s"
         )
 
 
 def convert_on_cpu(
-    src: Path, dst: Path, *, dtype: Dtype | None, force: bool, quiet: bool
+    src: Path,
+    dst: Path,
+    *,
+    dtype: Dtype | None,
+    quantization: Quantization | None = None,
+    force: bool,
+    quiet: bool,
 ) -> "ConvertReport":
     """Convert without touching a GPU, whose memory jax would take although no device is needed."""
     import jax
@@ -54,4 +107,33 @@ def convert_on_cpu(
 
     jax.config.update("jax_platforms", "cpu")
     with progress(f"converting {src.name}", quiet=quiet) as report:
-        return convert_checkpoint(src, dst, dtype=dtype, force=force, progress=report)
+        return convert_checkpoint(
+            src, dst, dtype=dtype, quantization=quantization, force=force, progress=report
+        )
+
+
+def _one(name: str, argument: str | Path | None, option: str | Path | None) -> str | Path:
+    if argument is not None and option is not None and str(argument) != str(option):
+        raise InvalidRequestError(f"{name} is given twice: {argument} and {option}")
+    value = argument if argument is not None else option
+    if value is None:
+        raise typer.BadParameter("it is missing", param_hint=name)
+    return value
+
+
+def _dtype(dtype: Dtype | None, quant_type: ConvertType) -> Dtype | None:
+    alias = ALIASES.get(quant_type)
+    if dtype is not None and alias is not None and dtype != alias:
+        raise InvalidRequestError(
+            f"--quant-type {quant_type} means --dtype {alias}, and --dtype is {dtype}: give one"
+        )
+    return alias or dtype
+
+
+def _quantization(
+    quant_type: ConvertType, group_size: int, keep: list[str] | None
+) -> Quantization | None:
+    if quant_type in ("none", "fp16", "bf16"):
+        return None
+    kept = ("head",) if keep is None else tuple(keep)
+    return Quantization(kind=quant_type, group_size=group_size, keep=kept)

@@ -77,6 +77,7 @@ def generate(
     time_limit: TimeLimit = None,
     token_ids: TokenIds = False,
     dtype: opt.DtypeOption = None,
+    quant_type: opt.QuantTypeOption = None,
     gpu_memory_utilization: opt.GpuMemoryUtilization = opt.ENGINE_DEFAULTS.gpu_memory_utilization,
     implementation: opt.Implementation = None,
     no_prefix_cache: opt.NoPrefixCache = False,
@@ -110,6 +111,7 @@ def generate(
     config = EngineConfig(
         model_path=model,
         dtype=dtype,
+        quantization=opt.quantization(quant_type),
         gpu_memory_utilization=gpu_memory_utilization,
         implementation=implementation,
         prefix_cache=not no_prefix_cache,

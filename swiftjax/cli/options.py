@@ -8,6 +8,7 @@ import typer
 from swiftjax.cli.policy_file import parse_policy
 from swiftjax.config import QUEUE_POLICY_NAMES, Dtype, EngineConfig, LoadFormat, VictimPolicyName
 from swiftjax.engine.request import GenerationConfig
+from swiftjax.quantization import Quantization, QuantType
 
 DEFAULTS = GenerationConfig()
 ENGINE_DEFAULTS = EngineConfig(model_path="")
@@ -17,6 +18,13 @@ Model = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
 DtypeOption = Annotated[
     Dtype | None,
     typer.Option(help="Type of weights and KV cache.", show_default="as in the checkpoint"),
+]
+QuantTypeOption = Annotated[
+    QuantType | None,
+    typer.Option(
+        help="Round the weights to fewer bits while loading; int4 in groups of 128.",
+        show_default="as in the checkpoint",
+    ),
 ]
 MaxModelLen = Annotated[
     int | None,
@@ -111,3 +119,8 @@ Seed = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Write JSON to stdout.", show_default="off")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.", show_default="off")]
+
+
+def quantization(quant_type: QuantType | None) -> Quantization | None:
+    """What --quant-type asks of an engine."""
+    return None if quant_type is None else Quantization(kind=quant_type)

@@ -20,7 +20,7 @@ from swiftjax.config import DTYPES, ModelConfig
 from swiftjax.errors import CheckpointError
 from swiftjax.model.atomic_directory import whole_directory
 from swiftjax.model.config_json import read_json_object, read_model_config, to_hf
-from swiftjax.model.llama import abstract_params
+from swiftjax.model.params import abstract_params
 from swiftjax.tokenizer_files import TokenizerFiles, read_tokenizer_files, write_tokenizer_files
 
 FORMAT = "swiftjax"
@@ -28,6 +28,9 @@ FORMAT_VERSION = 1
 MANIFEST_FILE = "manifest.json"
 CONFIG_FILE = "config.json"
 PARAMS_FOLDER = "params"
+# What parameters have: the model's dtype, or the codes, zero points and words of quantised ones.
+FLOATS = {*DTYPES}  # cast into one another on loading
+STORED_DTYPES = (*DTYPES, "int8", "uint8", "int32", "float8_e4m3fn")
 # Orbax needs about three times a group while it writes one; a smaller group costs more merging.
 GROUP_BYTES = 64 * 2**20
 
@@ -113,10 +116,15 @@ class NativeCheckpoint:
         problems = [f"missing: {name}" for name in expected.keys() - self._params.keys()]
         problems += [f"unexpected: {name}" for name in self._params.keys() - expected.keys()]
         for name in expected.keys() & self._params.keys():
-            if expected[name].shape != self._params[name].shape:
+            stored, asked = self._params[name], expected[name]
+            if asked.shape != stored.shape:
                 problems.append(
-                    f"misshapen: {name} is {list(self._params[name].shape)}, config.json asks "
-                    f"for {list(expected[name].shape)}"
+                    f"misshapen: {name} is {list(stored.shape)}, config.json asks for "
+                    f"{list(asked.shape)}"
+                )
+            elif stored.dtype != asked.dtype and {stored.dtype, asked.dtype.name} - FLOATS:
+                problems.append(
+                    f"mistyped: {name} is {stored.dtype}, config.json asks for {asked.dtype.name}"
                 )
         if problems:
             listed = "\n".join(sorted(problems))
@@ -242,7 +250,7 @@ def _manifest_params(path: Path, manifest: Mapping[str, Any]) -> dict[str, Store
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{path} is broken: {error!r}") from error
     for name, param in params.items():
-        if param.dtype not in DTYPES or any(size < 1 for size in param.shape):
+        if param.dtype not in STORED_DTYPES or any(size < 1 for size in param.shape):
             raise CheckpointError(
                 f"{path}: parameter {name!r:.200} has an impossible type or shape"
             )

@@ -11,7 +11,8 @@ from typing import Any
 
 from swiftjax.config import FAMILIES, ModelConfig, RopeConfig
 from swiftjax.errors import CheckpointError, InvalidRequestError
-from swiftjax.hf_config import model_config_from_hf
+from swiftjax.hf_config import QUANT_METHOD, model_config_from_hf
+from swiftjax.quantization import Quantization
 
 MAX_JSON_BYTES = 64 * 2**20
 
@@ -67,7 +68,20 @@ def to_hf(config: ModelConfig) -> dict[str, Any]:
         "eos_token_id": list(config.eos_token_ids),
         "dtype": config.dtype,
     }
-    return described | _windows(config)
+    return described | _windows(config) | _quantization(config.quantization)
+
+
+def _quantization(quantization: Quantization | None) -> dict[str, Any]:
+    if quantization is None:
+        return {}
+    return {
+        "quantization_config": {
+            "quant_method": QUANT_METHOD,
+            "kind": quantization.kind,
+            "group_size": quantization.group_size,
+            "keep": list(quantization.keep),
+        }
+    }
 
 
 def _windows(config: ModelConfig) -> dict[str, Any]:

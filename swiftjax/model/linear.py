@@ -1,6 +1,7 @@
 """The one place where projections happen: y = x @ kernel (+ bias), kernels stored [in, out].
 
-Wide formats of the weights (int8, int4, fp8) will be further parameter forms of this module.
+Quantised formats are further parameter forms: a packed kernel stored [out, in], its scales, and
+for int4 its zero points. `quantization.py` says what formats there are, `kernels` multiplies.
 """
 
 import jax
@@ -9,23 +10,90 @@ from flax import nnx
 from jax import lax
 from jaxtyping import Array, Float
 
+from swiftjax import kernels
+from swiftjax.quantization import WeightFormat
+
 
 def dot_precision(dtype: jnp.dtype) -> lax.Precision:
     """Full float32 for float32: a GPU's default is TF32, which keeps 10 bits of each factor."""
     return lax.Precision.HIGHEST if dtype == jnp.float32 else lax.Precision.DEFAULT
 
 
+def packed_params(form: WeightFormat, in_dim: int, out_dim: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """Names, shapes and dtypes of what stands in the place of a dense kernel."""
+    if form.kind == "int4":
+        words = kernels.packed_int4.words_per_row(in_dim)
+        groups = -(-in_dim // form.group_size)
+        return {
+            "kernel": jax.ShapeDtypeStruct((out_dim, words), jnp.int32),
+            "kernel_scale": jax.ShapeDtypeStruct((groups, out_dim), jnp.float32),
+            "kernel_zero": jax.ShapeDtypeStruct((groups, out_dim), jnp.uint8),
+        }
+    stored = jnp.float8_e4m3fn if form.kind == "fp8" else jnp.int8
+    return {
+        "kernel": jax.ShapeDtypeStruct((out_dim, in_dim), stored),
+        "kernel_scale": jax.ShapeDtypeStruct((out_dim,), jnp.float32),
+    }
+
+
 class Linear(nnx.Module):
-    """A dense projection; the product is accumulated in float32 and returned in x's dtype."""
+    """A projection; the product is accumulated in float32 and returned in x's dtype."""
 
     def __init__(
-        self, in_dim: int, out_dim: int, *, use_bias: bool, dtype: jnp.dtype, rngs: nnx.Rngs
+        self,
+        in_dim: int,
+        out_dim: int,
+        *,
+        use_bias: bool,
+        dtype: jnp.dtype,
+        rngs: nnx.Rngs,
+        form: WeightFormat | None = None,
     ) -> None:
-        init = jax.nn.initializers.normal(in_dim**-0.5)
-        self.kernel = nnx.Param(init(rngs.params(), (in_dim, out_dim), dtype))
+        self.form = form
+        if form is None:
+            init = jax.nn.initializers.normal(in_dim**-0.5)
+            values = {"kernel": init(rngs.params(), (in_dim, out_dim), dtype)}
+        else:
+            likes = packed_params(form, in_dim, out_dim)
+            values = {name: jnp.zeros(like.shape, like.dtype) for name, like in likes.items()}
+        parts = {name: nnx.Param(value) for name, value in values.items()}
+        self.kernel = parts["kernel"]
+        self.kernel_scale = parts.get("kernel_scale")
+        self.kernel_zero = parts.get("kernel_zero")
         self.bias = nnx.Param(jnp.zeros((out_dim,), dtype)) if use_bias else None
 
-    def __call__(self, x: Float[Array, "T in"]) -> Float[Array, "T out"]:
-        """Project every row."""
-        y = jnp.dot(x, self.kernel[...], precision=dot_precision(x.dtype))
+    def __call__(
+        self, x: Float[Array, "T in"], implementation: kernels.Implementation | None = None
+    ) -> Float[Array, "T out"]:
+        """Project every row; `implementation` None is the platform's own."""
+        if self.form is None:
+            y = jnp.dot(x, self.kernel[...], precision=dot_precision(x.dtype))
+        else:
+            y = self._quantized(x, self.form, implementation)
         return y if self.bias is None else y + self.bias[...][None, :]
+
+    def _quantized(
+        self,
+        x: Float[Array, "T in"],
+        form: WeightFormat,
+        implementation: kernels.Implementation | None,
+    ) -> Float[Array, "T out"]:
+        assert self.kernel_scale is not None
+        kernel, scale = self.kernel[...], self.kernel_scale[...]
+        if self.kernel_zero is None:
+            return _MATMULS[form.kind](x, kernel, scale, implementation=implementation)
+        return kernels.int4_matmul(
+            x,
+            kernel,
+            scale,
+            self.kernel_zero[...],
+            group_size=form.group_size,
+            implementation=implementation,
+        )
+
+
+_MATMULS = {
+    "int8": kernels.int8_matmul,
+    "w8a8": kernels.w8a8_matmul,
+    "fp8": kernels.fp8_matmul,
+}

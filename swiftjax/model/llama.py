@@ -66,8 +66,11 @@ class Attention(nnx.Module):
         self.window, self.eps = c.window(layer), c.rms_norm_eps
         width = c.num_heads * c.head_dim
         qkv_width = width + 2 * c.num_kv_heads * c.head_dim
-        self.qkv = Linear(c.hidden_size, qkv_width, use_bias=c.qkv_bias, dtype=dtype, rngs=rngs)
-        self.output = Linear(width, c.hidden_size, use_bias=c.output_bias, dtype=dtype, rngs=rngs)
+        linear = functools.partial(Linear, dtype=dtype, rngs=rngs)
+        form = c.weight_format(f"layers.{layer}.attention.qkv")
+        self.qkv = linear(c.hidden_size, qkv_width, use_bias=c.qkv_bias, form=form)
+        form = c.weight_format(f"layers.{layer}.attention.output")
+        self.output = linear(width, c.hidden_size, use_bias=c.output_bias, form=form)
         norm = (lambda: RMSNorm(c.head_dim, eps=c.rms_norm_eps, dtype=dtype)) if c.qk_norm else None
         self.q_norm = norm() if norm else None
         self.k_norm = norm() if norm else None
@@ -81,7 +84,7 @@ class Attention(nnx.Module):
     ) -> tuple[Float[Array, "T D"], Float[Array, "P K S H"], Float[Array, "P K S H"]]:
         """Write the new keys and values to their pages, then attend."""
         with jax.named_scope("qkv"):
-            qkv = self.qkv(x)
+            qkv = self.qkv(x, inputs.implementation)
         with jax.named_scope("rope"):
             q, keys, values = kernels.rope_write(
                 keys,
@@ -97,7 +100,8 @@ class Attention(nnx.Module):
             )
         with jax.named_scope("attention"):
             out = self._attend(q, keys, values, inputs)
-        return self.output(out.reshape(x.shape[0], -1)), keys, values
+        out = self.output(out.reshape(x.shape[0], -1), inputs.implementation)
+        return out, keys, values
 
     def _attend(
         self,
@@ -134,15 +138,22 @@ class Attention(nnx.Module):
 class MLP(nnx.Module):
     """SwiGLU with the gate and up projections fused."""
 
-    def __init__(self, config: ModelConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
-        d, f, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-        self.gate_up = Linear(d, 2 * f, use_bias=bias, dtype=dtype, rngs=rngs)
-        self.down = Linear(f, d, use_bias=bias, dtype=dtype, rngs=rngs)
+    def __init__(
+        self, config: ModelConfig, layer: int, *, dtype: jnp.dtype, rngs: nnx.Rngs
+    ) -> None:
+        d, f = config.hidden_size, config.intermediate_size
 
-    def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
+        linear = functools.partial(Linear, dtype=dtype, rngs=rngs, use_bias=config.mlp_bias)
+        name = f"layers.{layer}.mlp"
+        self.gate_up = linear(d, 2 * f, form=config.weight_format(f"{name}.gate_up"))
+        self.down = linear(f, d, form=config.weight_format(f"{name}.down"))
+
+    def __call__(
+        self, x: Float[Array, "T D"], implementation: kernels.Implementation
+    ) -> Float[Array, "T D"]:
         """down(silu(gate(x)) * up(x))."""
-        gate, up = jnp.split(self.gate_up(x), 2, axis=-1)
-        return self.down(jax.nn.silu(gate) * up)
+        gate, up = jnp.split(self.gate_up(x, implementation), 2, axis=-1)
+        return self.down(jax.nn.silu(gate) * up, implementation)
 
 
 class Block(nnx.Module):
@@ -155,7 +166,7 @@ class Block(nnx.Module):
         self.attention_norm = RMSNorm(dim, eps=eps, dtype=dtype)
         self.attention = Attention(config, layer, dtype=dtype, rngs=rngs)
         self.mlp_norm = RMSNorm(dim, eps=eps, dtype=dtype)
-        self.mlp = MLP(config, dtype=dtype, rngs=rngs)
+        self.mlp = MLP(config, layer, dtype=dtype, rngs=rngs)
 
     def __call__(
         self,
@@ -168,7 +179,7 @@ class Block(nnx.Module):
         y, keys, values = self.attention(self.attention_norm(x), keys, values, inputs)
         x = x + y
         with jax.named_scope("mlp"):
-            return x + self.mlp(self.mlp_norm(x)), keys, values
+            return x + self.mlp(self.mlp_norm(x), inputs.implementation), keys, values
 
 
 # Layers of equal structure are traced and lowered once, not 32 times; the compiler inlines them.
@@ -204,7 +215,8 @@ class Llama(nnx.Module):
         )
         self.norm = RMSNorm(dim, eps=config.rms_norm_eps, dtype=dtype)
         tied = config.tie_word_embeddings
-        self.head = None if tied else Linear(dim, vocab, use_bias=False, dtype=dtype, rngs=rngs)
+        linear = functools.partial(Linear, dtype=dtype, rngs=rngs, use_bias=False)
+        self.head = None if tied else linear(dim, vocab, form=config.weight_format("head"))
 
     def __call__(
         self,
@@ -255,31 +267,3 @@ def _angles(
     owner = jnp.searchsorted(batch.query_starts[1:], tokens, side="right")
     prompt_lens = jnp.take(batch.prompt_lens, owner, mode="clip")
     return dynamic_rope_angles(config.rope, table, batch.positions, prompt_lens)
-
-
-def abstract_params(config: ModelConfig, dtype: jnp.dtype) -> dict[str, jax.ShapeDtypeStruct]:
-    """Names, shapes and dtypes of all weights, without allocating any."""
-    model = nnx.eval_shape(lambda: Llama(config, dtype=dtype, rngs=nnx.Rngs(0)))
-    return {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in _named(model).items()}
-
-
-def random_params(config: ModelConfig, dtype: jnp.dtype, seed: int = 0) -> dict[str, Array]:
-    """Random weights on the default device: for tests and for speed measurements."""
-
-    @functools.partial(jax.jit, static_argnums=1)  # one small program per shape
-    def normal(key: Array, shape: tuple[int, ...], scale: Array) -> Array:
-        return (jax.random.normal(key, shape, jnp.float32) * scale).astype(dtype)
-
-    params = {}
-    for i, (name, like) in enumerate(abstract_params(config, dtype).items()):
-        key = jax.random.fold_in(jax.random.key(seed), i)
-        fan_in = like.shape[-1] if name == "embed.embedding" else like.shape[0]
-        values = normal(key, like.shape, jnp.float32(fan_in**-0.5))
-        params[name] = values + jnp.ones((), dtype) if name.endswith(".scale") else values
-    return params
-
-
-def _named(model: Llama) -> dict[str, Any]:
-    # arrays, or their shapes where the model is abstract
-    flat = nnx.to_flat_state(nnx.state(model))
-    return {".".join(map(str, path)): variable.get_value() for path, variable in flat}

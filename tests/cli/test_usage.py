@@ -119,3 +119,18 @@ def test_debug_shows_the_traceback(cli: Cli, monkeypatch: pytest.MonkeyPatch) ->
     assert "Traceback" in cli("--debug", "generate", "/no/such/model", "hi").stderr
     monkeypatch.setenv("SWIFTJAX_DEBUG", "1")
     assert "Traceback" in cli("generate", "/no/such/model", "hi").stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["convert", "a", "--model_path", "b", "--output_path", "c"], "given twice: a and b"),
+        (
+            ["convert", "smollm2-135m", "c", "--quant_type", "bf16", "--dtype", "float32"],
+            "--quant-type bf16 means --dtype bfloat16",
+        ),
+    ],
+)
+def test_convert_with_two_words_for_one_thing(cli: Cli, args: list[str], words: str) -> None:
+    result = cli(*args)
+    assert result.returncode == 2 and words in result.stderr

@@ -12,7 +12,7 @@ from swiftjax.converters.hf_llama import model_rules
 from swiftjax.converters.load import LoadedCheckpoint, load_checkpoint
 from swiftjax.errors import CheckpointError, UnsupportedError
 from swiftjax.hf_config import model_config_from_hf
-from swiftjax.model.llama import abstract_params
+from swiftjax.model.params import abstract_params
 from tests.forward import forward_logits
 from tests.model.golden_cases import MODELS
 from tests.numpy_llama import numpy_logits

@@ -1,0 +1,81 @@
+"""What the products with quantised weights mean, in plain jnp; also the portable implementation.
+
+Kernels are stored [outputs, inputs]: tensor cores read 8-bit operands along the summed dimension.
+Letters: T tokens, K inputs, N outputs, G groups of inputs. Sums are float32 (int32 for w8a8) and
+results have the dtype of `x`.
+"""
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Float32, Int8, Int32, UInt8
+
+from swiftjax.kernels import packed_int4
+
+FP8 = jnp.float8_e4m3fn
+FP8_MAX = 448.0  # the cast makes NaN of what is larger
+INT8_MAX = 127.0
+# The smallest normal float32: a scale below it would be flushed to zero.
+SMALLEST_SCALE = 2.0**-126
+
+
+def int8_matmul(
+    x: Float[Array, "T K"], kernel: Int8[Array, "N K"], scale: Float32[Array, " N"]
+) -> Float[Array, "T N"]:
+    """x @ (kernel * scale).T with weights of 8 bits, activations as they are."""
+    return (_dot(x, kernel.astype(x.dtype)) * scale[None, :]).astype(x.dtype)
+
+
+def int4_matmul(
+    x: Float[Array, "T K"],
+    kernel: Int32[Array, "N words"],
+    scale: Float32[Array, "G N"],
+    zero: UInt8[Array, "G N"],
+    *,
+    group_size: int,
+) -> Float[Array, "T N"]:
+    """x @ weights.T with the weights that `packed_int4.dequantize` gives."""
+    weights = packed_int4.dequantize(
+        kernel, scale, zero, num_inputs=x.shape[1], group_size=group_size
+    )
+    return _dot(x, weights.astype(x.dtype)).astype(x.dtype)
+
+
+def w8a8_matmul(
+    x: Float[Array, "T K"], kernel: Int8[Array, "N K"], scale: Float32[Array, " N"]
+) -> Float[Array, "T N"]:
+    """The product of int8 weights with int8 activations, which get a scale per token here."""
+    values, row_scale = quantize_rows(x, INT8_MAX)
+    rounded = jnp.round(values).astype(jnp.int8)
+    y = lax.dot_general(rounded, kernel, CONTRACT_LAST, preferred_element_type=jnp.int32)
+    return (y.astype(jnp.float32) * row_scale * scale[None, :]).astype(x.dtype)
+
+
+def fp8_matmul(
+    x: Float[Array, "T K"], kernel: Float[Array, "N K"], scale: Float32[Array, " N"]
+) -> Float[Array, "T N"]:
+    """The product of e4m3 weights with e4m3 activations, which get a scale per token here."""
+    values, row_scale = quantize_rows(x, FP8_MAX)
+    y = lax.dot_general(
+        values.astype(FP8), kernel, CONTRACT_LAST, preferred_element_type=jnp.float32
+    )
+    return (y * row_scale * scale[None, :]).astype(x.dtype)
+
+
+CONTRACT_LAST = (((1,), (1,)), ((), ()))
+
+
+def quantize_rows(
+    x: Float[Array, "T K"], largest: float
+) -> tuple[Float32[Array, "T K"], Float32[Array, "T 1"]]:
+    """Scale every row to fit [-largest, largest]; returns values not yet rounded, and scales."""
+    x = x.astype(jnp.float32)
+    peak = jnp.max(jnp.abs(x), axis=1, keepdims=True)
+    scale = jnp.maximum(peak / largest, SMALLEST_SCALE)
+    return jnp.clip(x / scale, -largest, largest), scale
+
+
+def _dot(x: Float[Array, "T K"], weights: Float[Array, "N K"]) -> Float32[Array, "T N"]:
+    precision = lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
+    return lax.dot_general(
+        x, weights, CONTRACT_LAST, precision=precision, preferred_element_type=jnp.float32
+    )

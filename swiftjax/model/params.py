@@ -1,0 +1,73 @@
+"""Names and shapes of a model's weights, and random ones for tests and speed measurements.
+
+Knows the modules only as a tree of parameters. Used by the readers of checkpoints, which check
+what they find against it, and by `converters/dummy.py`.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array
+
+from swiftjax.config import ModelConfig
+from swiftjax.model.llama import Llama
+
+# Standard deviations of evenly distributed codes: -127..127, 0..15, and a normal one of e4m3.
+CODE_SPREAD = {"int8": 73.3, "int32": 4.61, "float8_e4m3fn": 1.0}
+MIDDLE_CODE = 8
+
+
+def abstract_params(config: ModelConfig, dtype: jnp.dtype) -> dict[str, jax.ShapeDtypeStruct]:
+    """Names, shapes and dtypes of all weights, without allocating any."""
+    model = nnx.eval_shape(lambda: Llama(config, dtype=dtype, rngs=nnx.Rngs(0)))
+    return {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in _named(model).items()}
+
+
+def random_params(config: ModelConfig, dtype: jnp.dtype, seed: int = 0) -> dict[str, Array]:
+    """Random weights on the default device: for tests and for speed measurements.
+
+    Quantised ones have random codes and scales that give the same spread as dense ones have.
+    """
+    abstract = abstract_params(config, dtype)
+    params = {}
+    for i, (name, like) in enumerate(abstract.items()):
+        key = jax.random.fold_in(jax.random.key(seed), i)
+        if name.endswith(".kernel_scale"):
+            kernel = abstract[name.removesuffix("_scale")]
+            nibbles = 8 if kernel.dtype == jnp.int32 else 1
+            spread = CODE_SPREAD[kernel.dtype.name] * (kernel.shape[1] * nibbles) ** 0.5
+            params[name] = jnp.full(like.shape, 1 / spread, like.dtype)
+        elif name.endswith(".kernel_zero"):
+            params[name] = jnp.full(like.shape, MIDDLE_CODE, like.dtype)
+        elif like.dtype in (jnp.int8, jnp.int32):
+            params[name] = _codes(key, like.shape, like.dtype)
+        else:
+            is_fp8 = like.dtype == jnp.float8_e4m3fn
+            fan_in = like.shape[-1] if name == "embed.embedding" else like.shape[0]
+            scale = jnp.float32(1.0 if is_fp8 else fan_in**-0.5)
+            values = _normal(key, like.shape, scale, like.dtype)
+            is_norm = name.endswith(".scale")
+            params[name] = values + jnp.ones((), dtype) if is_norm else values
+    return params
+
+
+# One small program per shape.
+@functools.partial(jax.jit, static_argnums=(1, 3))
+def _normal(key: Array, shape: tuple[int, ...], scale: Array, dtype: jnp.dtype) -> Array:
+    return (jax.random.normal(key, shape, jnp.float32) * scale).astype(dtype)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _codes(key: Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
+    if dtype == jnp.int8:
+        return jax.random.randint(key, shape, -127, 128, jnp.int8)
+    return jax.random.bits(key, shape, jnp.uint32).view(jnp.int32)
+
+
+def _named(model: Llama) -> dict[str, Any]:
+    # arrays, or their shapes where the model is abstract
+    flat = nnx.to_flat_state(nnx.state(model))
+    return {".".join(map(str, path)): variable.get_value() for path, variable in flat}

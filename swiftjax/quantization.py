@@ -1,0 +1,58 @@
+"""How weights are stored in fewer bits: which projections, in which format.
+
+Plain values without arrays. A ModelConfig carries one; `model/linear.py` gives every format its
+parameters, `converters/quantize.py` makes them, `kernels` multiplies by them.
+"""
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Literal, get_args
+
+from swiftjax.errors import InvalidRequestError
+
+# int8, int4: weights only. fp8, w8a8: activations too, with a scale per token found on the way.
+QuantType = Literal["int8", "int4", "fp8", "w8a8"]
+QUANT_TYPES: tuple[QuantType, ...] = get_args(QuantType)
+# A group is a whole number of the planes of 16 that share a word, or of words.
+GROUP_SIZES = (32, 64, 128)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WeightFormat:
+    """How one projection is stored; `group_size` inputs share a scale (int4 only, else 0)."""
+
+    kind: QuantType
+    group_size: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Quantization:
+    """The format of all projections save those whose name matches a pattern of `keep`.
+
+    Names are those of the parameters without `.kernel`: `layers.3.mlp.down`, `head`; a star stands
+    for any characters. Norms and embeddings are never quantised. Raises InvalidRequestError for a
+    type or group size that does not exist.
+    """
+
+    kind: QuantType
+    group_size: int = 128
+    keep: tuple[str, ...] = ("head",)
+
+    def __post_init__(self) -> None:
+        if self.kind not in QUANT_TYPES:
+            raise InvalidRequestError(
+                f"quantisation {self.kind!r:.80} is unknown; choose one of {', '.join(QUANT_TYPES)}"
+            )
+        if self.group_size not in GROUP_SIZES:
+            raise InvalidRequestError(
+                f"group_size is {self.group_size!r:.80}; choose one of "
+                f"{', '.join(map(str, GROUP_SIZES))}"
+            )
+
+    def format_of(self, name: str) -> WeightFormat | None:
+        """The format of one projection; None leaves it in the model's dtype."""
+        if any(fnmatchcase(name, pattern) for pattern in self.keep):
+            return None
+        return WeightFormat(
+            kind=self.kind, group_size=self.group_size if self.kind == "int4" else 0
+        )

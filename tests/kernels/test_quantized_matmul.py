@@ -1,0 +1,89 @@
+"""Products with quantised weights against float64, in every implementation."""
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from swiftjax.converters.round_to_nearest import round_to_nearest
+from swiftjax.kernels import (
+    fp8_matmul,
+    int4_matmul,
+    int8_matmul,
+    packed_int4,
+    w8a8_matmul,
+)
+from swiftjax.quantization import WeightFormat
+
+MATMULS = {"int8": int8_matmul, "w8a8": w8a8_matmul, "fp8": fp8_matmul}
+
+
+def problem(num_tokens: int, num_inputs: int, num_outputs: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(num_tokens + num_inputs)
+    x = rng.standard_normal((num_tokens, num_inputs)).astype(np.float32)
+    weights = rng.standard_normal((num_outputs, num_inputs)).astype(np.float32)
+    # Columns and rows of very different size: a scale taken along the wrong axis shows.
+    weights *= np.exp2(rng.integers(-4, 5, (num_outputs, 1))).astype(np.float32)
+    x *= np.exp2(rng.integers(-4, 5, (num_tokens, 1))).astype(np.float32)
+    return x, weights
+
+
+def relative_error(got: jax.Array, wanted: np.ndarray) -> float:
+    """The worst error of a row, by the norm of that row."""
+    error = np.linalg.norm(np.asarray(got, np.float64) - wanted, axis=1)
+    return float((error / np.linalg.norm(wanted, axis=1)).max())
+
+
+def test_nibbles_of_equal_number_are_neighbouring_inputs() -> None:
+    codes = np.zeros((1, 200), np.uint8)
+    codes[0, 128 + 16 * 3 + 5] = 9  # block 1, plane 3, word 5
+    packed = packed_int4.pack(codes)
+    assert packed.shape == (1, 32) and packed[0, 16 + 5] == 9 << 12
+    assert np.count_nonzero(packed) == 1
+
+
+@pytest.mark.parametrize("num_inputs", [1, 64, 128, 129, 576])
+def test_packing_and_unpacking_give_the_codes_back(num_inputs: int) -> None:
+    codes = np.random.default_rng(0).integers(0, 16, (6, num_inputs)).astype(np.uint8)
+    unpacked = packed_int4.unpack(jnp.asarray(packed_int4.pack(codes)), num_inputs)
+    assert np.array_equal(np.asarray(unpacked), codes)
+
+
+@pytest.mark.parametrize("kind", MATMULS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_eight_bits(kind: str, dtype: str) -> None:
+    """The product of the rounded factors, to the precision of the sum."""
+    x, weights = problem(5, 96, 40)
+    packed = round_to_nearest(weights, WeightFormat(kind=kind))  # type: ignore[arg-type]
+    dense = packed["kernel"].astype(np.float64) * packed["kernel_scale"][:, None]
+    rows = jnp.asarray(x, dtype)
+    seen = np.asarray(rows, np.float64)
+    if kind != "int8":
+        limit = 127 if kind == "w8a8" else 448
+        scale = np.abs(seen).max(axis=1, keepdims=True) / limit
+        rounded = seen / scale
+        kept = np.rint(rounded) if kind == "w8a8" else rounded.astype(ml_dtypes.float8_e4m3fn)
+        seen = kept.astype(np.float64) * scale
+    y = MATMULS[kind](rows, *map(jnp.asarray, packed.values()))
+    assert y.dtype == rows.dtype
+    assert relative_error(y, seen @ dense.T) < (2e-5 if dtype == "float32" else 1e-2)
+
+
+@pytest.mark.parametrize("group_size", [32, 64, 128])
+@pytest.mark.parametrize("num_inputs", [128, 576, 72])
+def test_int4(group_size: int, num_inputs: int) -> None:
+    """Whole groups, a short last group, and fewer inputs than a group."""
+    x, weights = problem(3, num_inputs, 24)
+    packed = round_to_nearest(weights, WeightFormat(kind="int4", group_size=group_size))
+    arrays = {name: jnp.asarray(values) for name, values in packed.items()}
+    dense = packed_int4.dequantize(*arrays.values(), num_inputs=num_inputs, group_size=group_size)
+    y = int4_matmul(jnp.asarray(x), *arrays.values(), group_size=group_size)
+    wanted = np.asarray(x, np.float64) @ np.asarray(dense, np.float64).T
+    assert relative_error(y, wanted) < 2e-6
+    # Half a step of the group's range at most, and each group has a range of its own.
+    for first in range(0, num_inputs, group_size):
+        group = slice(first, first + group_size)
+        part = weights[:, group]
+        step = (np.maximum(part.max(1), 0) - np.minimum(part.min(1), 0)) / 15
+        assert (np.abs(np.asarray(dense)[:, group] - part) <= step[:, None] * 0.5001).all()
