@@ -17,12 +17,12 @@ from swiftjax.config import Dtype, ModelConfig
 from swiftjax.converters.gguf_source import GgufSource
 from swiftjax.converters.hf_llama import LoadPlan, cast_finite, plan_load, read_rule
 from swiftjax.converters.hf_source import HfSource, read_configs
-from swiftjax.converters.quantize import quantized, stored_bytes, with_quantization
+from swiftjax.converters.quantize import quantized, with_quantization
 from swiftjax.converters.source import CheckpointSource
 from swiftjax.errors import CheckpointError
 from swiftjax.model.checkpoint import NativeCheckpoint, is_native
 from swiftjax.model.config_json import read_model_config
-from swiftjax.model.params import abstract_params
+from swiftjax.model.params import abstract_params, weight_bytes
 from swiftjax.quantization import Quantization
 from swiftjax.tokenizer_files import TokenizerFiles
 
@@ -94,7 +94,7 @@ def open_checkpoint(
     return replace(
         opened,
         config=config,
-        num_bytes=stored_bytes(config),
+        num_bytes=weight_bytes(config),
         tensors=quantized(opened.tensors, config),
     )
 
@@ -105,7 +105,7 @@ def _open_foreign(path: Path, dtype: Dtype | None) -> OpenCheckpoint:
     return OpenCheckpoint(
         config=plan.config,
         num_params=sum(int(np.prod(rule.shape)) for rule in plan.rules),
-        num_bytes=stored_bytes(plan.config),
+        num_bytes=weight_bytes(plan.config),
         tensors=_read_plan(source, plan),
         tokenizer_files=source.tokenizer_files(),
     )
@@ -135,7 +135,7 @@ def _open_native(path: Path, dtype: Dtype | None) -> OpenCheckpoint:
     return OpenCheckpoint(
         config=config,
         num_params=native.num_params,
-        num_bytes=stored_bytes(config),
+        num_bytes=weight_bytes(config),
         tensors=(
             (name, cast_finite(values, np.dtype(targets[name].dtype), f"{path}: {name}"))
             for name, values in native.read()

@@ -9,13 +9,11 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-import jax.numpy as jnp
 import numpy as np
 
 from swiftjax.config import ModelConfig
 from swiftjax.converters.round_to_nearest import round_to_nearest
 from swiftjax.errors import InvalidRequestError
-from swiftjax.model.params import abstract_params
 from swiftjax.quantization import Quantization, WeightFormat
 
 BLOCK_OUTPUTS = 512
@@ -65,9 +63,3 @@ def _join(name: str, parts: list[np.ndarray], form: WeightFormat) -> np.ndarray:
     """Outputs stand first, save in the scales and zero points of groups."""
     axis = 1 if form.kind == "int4" and name != "kernel" else 0
     return np.concatenate(parts, axis=axis)
-
-
-def stored_bytes(config: ModelConfig) -> int:
-    """Bytes of all parameters of a model in its dtype and quantisation."""
-    params = abstract_params(config, jnp.dtype(config.dtype or "float32"))
-    return sum(param.size * param.dtype.itemsize for param in params.values())

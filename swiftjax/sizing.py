@@ -4,7 +4,6 @@ Pages, rows and tokens of an engine, and the memory they take, before any weight
 by `build.py` and by `swiftjax plan`.
 """
 
-import math
 import os
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -16,11 +15,12 @@ from swiftjax.config import EngineConfig, ModelConfig
 from swiftjax.converters.demo_model import default_cache_dir, resolve_model
 from swiftjax.converters.dummy import dummy_model
 from swiftjax.converters.load import open_checkpoint
+from swiftjax.converters.quantize import with_quantization
 from swiftjax.errors import InvalidRequestError
 from swiftjax.memory import GIB, MemoryPlan, plan_pages, temporaries
 from swiftjax.model.kv_cache import bytes_per_page
-from swiftjax.model.llama import abstract_params
 from swiftjax.model.logprobs import PROMPT_BLOCK
+from swiftjax.model.params import weight_bytes
 
 # Without a GPU the cache competes with everything else on the machine.
 CPU_CACHE_BYTES = GIB
@@ -56,18 +56,14 @@ def plan_engine(config: EngineConfig) -> PlannedEngine:
     configure_jax(config.gpu_memory_utilization)
     if config.load_format == "dummy":
         model, _ = dummy_model(config.model_path)
+        model = with_quantization(model, config.quantization)
         model = replace(model, dtype=config.dtype or model.dtype or "float32")
     else:
         path = resolve_model(config.model_path)
-        model = open_checkpoint(path, dtype=config.dtype).config
+        opened = open_checkpoint(path, dtype=config.dtype, quantization=config.quantization)
+        model = opened.config
     sizes = choose_sizes(config, model)
     return PlannedEngine(model, sizes, plan_memory(config, model, sizes, is_loaded=False))
-
-
-def weight_bytes(model: ModelConfig) -> int:
-    """Bytes of all weights in the model's dtype."""
-    params = abstract_params(model, jnp.dtype(model.dtype or "float32"))
-    return sum(math.prod(x.shape) * x.dtype.itemsize for x in params.values())
 
 
 def configure_jax(memory_fraction: float) -> None:

@@ -17,7 +17,7 @@ from swiftjax.batch import Batch, BatchShape, empty_batch
 from swiftjax.bench.limits import Peaks, decode_ms
 from swiftjax.bench.records import Figure
 from swiftjax.config import ModelConfig
-from swiftjax.model.llama import random_params
+from swiftjax.model.params import random_params
 from swiftjax.model.runner import ModelRunner, make_runner
 
 STEPS, ROUNDS = 20, 5

@@ -16,6 +16,7 @@ def plan(
     model: opt.Model,
     load_format: opt.LoadFormatOption = "auto",
     dtype: opt.DtypeOption = None,
+    quant_type: opt.QuantTypeOption = None,
     max_model_len: opt.MaxModelLen = None,
     max_batch_size: Annotated[
         int | None,
@@ -42,6 +43,7 @@ def plan(
             model_path=model,
             load_format=load_format,
             dtype=dtype,
+            quantization=opt.quantization(quant_type),
             max_model_len=max_model_len,
             max_batch_size=max_batch_size,
             max_total_token_num=max_total_token_num,

@@ -5,6 +5,7 @@ what they find against it, and by `converters/dummy.py`.
 """
 
 import functools
+import math
 from typing import Any
 
 import jax
@@ -24,6 +25,12 @@ def abstract_params(config: ModelConfig, dtype: jnp.dtype) -> dict[str, jax.Shap
     """Names, shapes and dtypes of all weights, without allocating any."""
     model = nnx.eval_shape(lambda: Llama(config, dtype=dtype, rngs=nnx.Rngs(0)))
     return {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in _named(model).items()}
+
+
+def weight_bytes(config: ModelConfig) -> int:
+    """Bytes of all weights, in the model's dtype and quantisation."""
+    params = abstract_params(config, jnp.dtype(config.dtype or "float32"))
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in params.values())
 
 
 def random_params(config: ModelConfig, dtype: jnp.dtype, seed: int = 0) -> dict[str, Array]:
