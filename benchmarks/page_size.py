@@ -4,8 +4,8 @@
     python -m benchmarks.page_size --machine h200 --shape llama3-8b --implementation triton
 
 Reuse needs no device: chats run through the real scheduler over a fake model. Speed is that of
-`swiftjax bench step` with random weights. Records go to benchmarks/results/<machine>/page_size.json,
-with a plot.
+`swiftjax bench step` with random weights. Records and a plot go to
+benchmarks/results/<machine>/page_size.json.
 """
 
 import argparse

@@ -15,6 +15,7 @@ from swiftjax.bench.lengths import Throughput, throughput_lengths
 from swiftjax.bench.limits import Peaks, decode_ms, prefill_ms
 from swiftjax.bench.records import Figure
 from swiftjax.engine.request import GenerationConfig
+from swiftjax.memory import GIB
 
 
 class Decode(NamedTuple):
@@ -104,6 +105,23 @@ def measure_long(engine: Engine, case: Decode, peaks: Peaks | None) -> Iterator[
         workload="long-decode", batch=case.batch, context=case.prompt_len, unit="ms/step",
         value=per_token, spread=(per_token, per_token),
         limit=peaks and decode_ms(model, case.batch, context, peaks),
+    )  # fmt: skip
+
+
+def measure_memory(engine: Engine) -> Iterator[Figure]:
+    """The most bytes this process held on the device so far, against what was planned."""
+    import jax
+
+    stats = jax.local_devices()[0].memory_stats()
+    if not stats:
+        return  # a CPU client does not count
+    plan = engine.built.memory
+    planned = plan.weights + plan.temporaries + plan.num_pages * plan.page_bytes
+    peak = stats["peak_bytes_in_use"] / GIB
+    yield Figure(
+        workload="memory", batch=engine.built.core.scheduler.config.max_num_seqs,
+        context=engine.built.core.limits.max_model_len, unit="GiB", value=peak,
+        spread=(peak, peak), details={"planned": round(planned / GIB, 3)},
     )  # fmt: skip
 
 

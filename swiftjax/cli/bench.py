@@ -61,7 +61,7 @@ def offline(
     model: ModelOption = "smollm2-135m",
     load_format: LoadFormatOption = "auto",
     workload: Annotated[
-        list[str] | None, typer.Option(help="W1, W2, W3 (all by default), long.")
+        list[str] | None, typer.Option(help="W1, W2, W3 (these by default), long, idle, memory.")
     ] = None,
     small: Annotated[bool, typer.Option(help="Few and short requests, for a CPU.")] = False,
     dtype: DtypeOption = None,
@@ -77,6 +77,10 @@ def offline(
     quiet: Quiet = False,
 ) -> None:
     """Decode (W1), prefill (W2) and throughput (W3) through the Engine."""
+    if "idle" in (workload or ()):
+        # Otherwise a profile shows single launches where there would be graphs of them.
+        flag = "--xla_enable_command_buffers_during_profiling=true"
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}"
     config = EngineConfig(
         model_path=model, load_format=load_format, dtype=dtype,
         quantization=quantization(quant_type), max_batch_size=max_batch_size,
@@ -107,6 +111,12 @@ def _measure(engine: "Engine", workload: str, *, small: bool) -> Iterable["Figur
     if workload == "W1":
         cases = (w.Decode(1, 64, 32), w.Decode(4, 64, 32)) if small else w.W1
         return w.measure_decode(engine, cases, peaks)
+    if workload == "memory":
+        return w.measure_memory(engine)
+    if workload == "idle":
+        from swiftjax.bench.idle import measure_idle
+
+        return measure_idle(engine, (1, 4) if small else (8, 64, 256))
     if workload == "long":
         return w.measure_long(engine, w.Decode(1, 512, 32) if small else w.LONG, peaks)
     if workload == "W2":
@@ -292,7 +302,14 @@ def _without(arguments: list[str], names: tuple[str, ...]) -> list[str]:
     return kept
 
 
-_FILES = {"W1": "latency", "W2": "prefill", "W3": "throughput", "long": "long_context"}
+_FILES = {
+    "W1": "latency",
+    "W2": "prefill",
+    "W3": "throughput",
+    "long": "long_context",
+    "memory": "memory",
+    "idle": "idle",
+}
 
 
 def _report(figures: Iterable["Figure"], run: "Run", out: Path | None, name: str) -> None:

@@ -1,0 +1,62 @@
+"""How much of the time the device has nothing to do while the engine decodes, from a profile."""
+
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import jax
+
+from swiftjax.api import Engine
+from swiftjax.bench.records import Figure
+from swiftjax.bench.workloads import random_prompts
+from swiftjax.engine.request import GenerationConfig
+
+PROMPT_LEN, NUM_STEPS = 512, 40
+
+
+def measure_idle(engine: Engine, batches: Iterable[int]) -> Iterator[Figure]:
+    """Percent of the span of decode steps in which no kernel runs; nothing where none is seen."""
+    for batch in batches:
+        lengths = [PROMPT_LEN] * batch
+        config = GenerationConfig(max_new_tokens=NUM_STEPS + 40, ignore_eos=True)
+        waiting = {engine.add_request(p, config) for p in random_prompts(engine, lengths)}
+        while waiting:  # once all have a first token, only decodes are left
+            waiting -= {output.request_id for output in engine.step()}
+        with tempfile.TemporaryDirectory() as folder:
+            with jax.profiler.trace(folder):
+                start = time.perf_counter()
+                for _ in range(NUM_STEPS):
+                    engine.step()
+                took = time.perf_counter() - start
+            spans = _kernel_spans(Path(folder))
+        while engine.built.core.has_work:
+            engine.step()
+        engine.get_completed_requests()
+        if spans:
+            idle = 100 * (1 - _covered(spans) / (spans[-1][1] - spans[0][0]))
+            yield Figure(
+                workload="idle", batch=batch, context=PROMPT_LEN, unit="% of the time", value=idle,
+                spread=(idle, idle), details={"ms_per_step_profiled": took / NUM_STEPS * 1e3},
+            )  # fmt: skip
+
+
+def _kernel_spans(folder: Path) -> list[tuple[float, float]]:
+    """Start and end of everything on the GPU's streams, in nanoseconds, sorted."""
+    path = next(folder.rglob("*.xplane.pb"))
+    planes = jax.profiler.ProfileData.from_file(str(path)).planes
+    lines = (line for plane in planes if "GPU" in plane.name for line in plane.lines)
+    return sorted(
+        (event.start_ns, event.start_ns + event.duration_ns)
+        for line in lines
+        if line.name.startswith("Stream")
+        for event in line.events
+    )
+
+
+def _covered(spans: list[tuple[float, float]]) -> float:
+    busy, end = 0.0, spans[0][0]
+    for start, stop in spans:
+        busy += max(0.0, stop - max(start, end))
+        end = max(end, stop)
+    return busy
