@@ -84,8 +84,9 @@ def tiny_core(
     prefix_cache: bool = True,
     costs: PreemptionCosts | None = None,
     overlaps: bool = False,
+    runner: ModelRunner | None = None,
 ) -> EngineCore:
-    """A real engine core over the tiny model."""
+    """A real engine core over the tiny model, or over a runner of these sizes."""
     max_pages = -(-max_model_len // page_size)
     buckets = make_buckets(
         max_num_seqs=max_num_seqs,
@@ -100,7 +101,7 @@ def tiny_core(
     pool, rows = PagePool(num_pages, page_size), RowTable(max_num_seqs, max_pages)
     return EngineCore(
         Scheduler(config, pool, rows, costs=costs),
-        warm_runner(num_pages, page_size, max_model_len, max_num_seqs),
+        runner or warm_runner(num_pages, page_size, max_model_len, max_num_seqs),
         buckets,
         EngineLimits(TINY.vocab_size, max_model_len, ()),
         overlaps=overlaps,

@@ -1,12 +1,17 @@
 """The engine over a real (tiny) model: paging, chunks and company change nothing."""
 
+import dataclasses
+
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from swiftjax.engine.request import GenerationConfig
+from swiftjax.model.llama import random_params
+from swiftjax.model.runner import make_runner
 from tests.fakes import make_request, run_to_end
 from tests.forward import forward_logits
-from tests.tiny import TINY, shared_core, tiny_params
+from tests.tiny import TINY, shared_core, tiny_core, tiny_params
 
 
 def prompt_of(length: int, seed: int = 0) -> list[int]:
@@ -64,6 +69,26 @@ def test_b048_each_sequence_equals_its_solo_run(page_size: int, batch: int) -> N
         alone = run([prompt_of(length)])[length]
         assert together[length][0] == alone[0]
         np.testing.assert_allclose(together[length][1], alone[1], atol=1e-4)
+
+
+def test_b048_pallas_gives_what_xla_gives() -> None:
+    """The GPU kernels, interpreted: ragged prompts in one batch, over a padded bucket."""
+    config = dataclasses.replace(TINY, num_layers=1, head_dim=16)
+    params = random_params(config, jnp.dtype("float32"))
+    answers = []
+    for implementation in ("xla", "triton"):
+        runner = make_runner(
+            config, params, max_num_seqs=4, num_pages=16, page_size=16, max_model_len=64,
+            implementation=implementation,
+        )  # fmt: skip
+        core = tiny_core(
+            num_pages=16, max_model_len=64, max_num_seqs=4, max_num_batched_tokens=96, runner=runner
+        )
+        for length in (5, 16, 33):
+            request = make_request(core, prompt_of(length), request_id=str(length))
+            core.submit(request)
+        answers.append(run_to_end(core))
+    assert answers[0] == answers[1] and len(answers[0]["33"]) == 4
 
 
 def test_engine_greedy_equals_full_forward() -> None:
