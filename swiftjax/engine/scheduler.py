@@ -9,7 +9,7 @@ up. Same calls, same plans. The rules are drawn in docs/scheduler.md.
 import math
 from collections.abc import Callable
 
-from swiftjax.batch import PageCopy, PageMove, Sampled
+from swiftjax.batch import Sampled
 from swiftjax.config import SchedulerConfig
 from swiftjax.engine.admission_gate import AdmissionGate
 from swiftjax.engine.deadlines import Deadlines
@@ -23,6 +23,7 @@ from swiftjax.engine.request import FinishReason, Request, StepOutput
 from swiftjax.engine.results import make_output, take_prompt_scores
 from swiftjax.engine.rows import RowTable
 from swiftjax.engine.sequence import Sequence
+from swiftjax.engine.sequence_pages import SequencePages
 from swiftjax.engine.served_tokens import ServedTokens
 from swiftjax.engine.waiting_queue import WaitingQueue
 from swiftjax.errors import InvalidRequestError, QueueFullError
@@ -47,13 +48,13 @@ class Scheduler:
         self.rows = rows
         self.costs = costs or PreemptionCosts()
         self.num_preemptions = 0
-        self._salt = salt
         self._served = ServedTokens()
         state = PolicyState(served_tokens=self._served.tokens)
         self._waiting = WaitingQueue(find_queue_policy(config.policy), state)
         self._gate = AdmissionGate(self._waiting, config.min_batch_size, config.max_wait)
         self._victim = VICTIM_POLICIES[config.victim_policy]
-        self._keys = PageKeys(pool.page_size, model_version)
+        keys = PageKeys(pool.page_size, model_version)
+        self._pages = SequencePages(pool, keys, salt, uses_cache=config.prefix_cache)
         self._by_id: dict[str, Sequence] = {}
         self._running: dict[str, Sequence] = {}  # in the order of admission
         self._preempted: dict[str, Sequence] = {}
@@ -62,8 +63,6 @@ class Scheduler:
         self._heirs: list[Sequence] = []  # took a row since the last step
         self._deadlines = Deadlines()
         self._ended: list[StepOutput] = []
-        self._dropped: list[str] = []  # host copies nobody will ask for again
-        self._host_pages_used = 0
         self._num_submitted = 0
         self._preempt_asked = False
         self._must_read = False  # a running sequence lacked pages while a step was in flight
@@ -206,8 +205,8 @@ class Scheduler:
             assert not (draft.out or draft.back or draft.copies), "page moves would be lost"
             return draft.finish([])
         draft.admitted += [heir for heir in self._heirs if heir.state == "running"]
-        dropped, self._dropped, self._heirs = self._dropped, [], []
-        return draft.finish(dropped)
+        self._heirs = []
+        return draft.finish(self._pages.take_dropped())
 
     def update(self, plan: Plan, sampled: Sampled) -> list[StepOutput]:
         """Append the sampled tokens, finish what is done, and return what there is to tell."""
@@ -239,8 +238,8 @@ class Scheduler:
         assert len({s.row for s in running}) == len(running)
         for sequence in preempted:
             assert sequence.state in ("swapped", "preempted") and not sequence.page_ids
-        assert sum(s.num_swapped for s in preempted) == self._host_pages_used
-        assert self._host_pages_used <= self.costs.host_pages or not preempted
+        assert sum(s.num_swapped for s in preempted) == self._pages.num_on_host
+        assert self._pages.num_on_host <= self.costs.host_pages or not preempted
         assert self._paused.keys() <= self._by_id.keys()
         assert len(self._by_id) == len(running) + len(preempted) + self._num_queued
 
@@ -267,97 +266,43 @@ class Scheduler:
                 continue
             if draft.budget <= 0 or len(self._running) >= self.config.max_num_seqs:
                 return
-            came_back = self._swap_in if sequence.state == "swapped" else self._start
-            if not came_back(draft, sequence):
+            if sequence.state == "swapped":
+                came_back = self._pages.swap_in(draft, sequence)
+            else:
+                came_back = self._pages.start(sequence)
+            if not came_back:
                 return
             del self._preempted[sequence.request.request_id]
-            self._add(draft, sequence)
+            self._run(draft, sequence)
 
     def _plan_forks(self, draft: PlanDraft) -> bool:
         """Start choices from the pages of another; False if one of them has to wait for room."""
         while (pair := self._forks.next(draft)) is not None:
             if draft.budget <= 0 or len(self._running) >= self.config.max_num_seqs:
                 return False
-            if not self._fork(draft, *pair):
+            source, fork = pair
+            if not self._pages.fork(draft, source, fork):
                 return False
+            self._forks.forked(fork)
+            self._run(draft, fork)
         return True
-
-    def _fork(self, draft: PlanDraft, source: Sequence, fork: Sequence) -> bool:
-        """Share the prompt's pages but the last, which is copied before it is written to."""
-        own = self.pool.allocate(1)
-        if own is None:
-            return False
-        known = fork.prompt_len - 1
-        num_shared = known // self.pool.page_size
-        shared = source.page_ids[:num_shared]
-        self.pool.share(shared)
-        if known % self.pool.page_size:
-            draft.copies.append(PageCopy(source.page_ids[num_shared], own[0]))
-        fork.page_ids = shared + own
-        fork.page_keys = source.page_keys[:num_shared]
-        fork.computed_len = fork.num_cached = known
-        self._forks.forked(fork)
-        self._run(draft, fork)
-        self._add(draft, fork)
-        return True
-
-    def _leave_prompt(self, sequence: Sequence, heir: Sequence) -> None:
-        """Hand the prompt's pages on to a choice that nobody else is left to fork to."""
-        size, known = self.pool.page_size, heir.prompt_len - 1
-        num_full = known // size
-        if sequence.computed_len >= (num_full + 1) * size:
-            known = num_full * size  # the last page is full: others may read it, so it stays as is
-        heir.computed_len = heir.num_cached = known = min(known, sequence.computed_len)
-        count = self.pool.pages_for(known)
-        heir.page_ids, sequence.page_ids = sequence.page_ids[:count], sequence.page_ids[count:]
-        heir.page_keys = sequence.page_keys[: known // size]
 
     def _plan_newcomers(self, draft: PlanDraft, now: float) -> None:
         if not self._gate.is_open(now, self._num_free_rows):
             return
         while draft.budget > 0 and len(self._running) < self.config.max_num_seqs:
             sequence = self._waiting.peek()
-            if sequence is None or not self._start(draft, sequence):
+            if sequence is None or not self._pages.start(sequence):
                 return
             self._waiting.remove(sequence)
             self._served.start(sequence.request.options.client_id)
-            self._add(draft, sequence)
-
-    def _start(self, draft: PlanDraft, sequence: Sequence) -> bool:
-        """Admit a sequence if the pages of all its tokens are there, those cached included."""
-        size, total = self.pool.page_size, len(sequence.token_ids)
-        cached: list[int] = []
-        if self._may_reuse(sequence):
-            self._keys.extend(sequence.page_keys, sequence.token_ids, self._salt(sequence.request))
-            # The last token is always computed: its logits are what the next one is drawn from.
-            cached = self.pool.take_published(sequence.page_keys[: (total - 1) // size])
-        if self.pool.pages_for(total) - len(cached) > self.pool.num_free:
-            self.pool.release(cached)
-            return False
-        sequence.page_ids = cached
-        sequence.num_published = len(cached)
-        sequence.computed_len = len(cached) * size
-        if sequence.num_cached is None:
-            sequence.num_cached = sequence.computed_len
-        self._run(draft, sequence)
-        return True
-
-    def _swap_in(self, draft: PlanDraft, sequence: Sequence) -> bool:
-        # With room for what it computes next: a plan without work would lose the move.
-        if self.pool.pages_for(sequence.total_len) > self.pool.num_free:
-            return False
-        pages = self.pool.allocate(sequence.num_swapped)
-        assert pages is not None
-        draft.back.append(PageMove(sequence.request.request_id, tuple(pages)))
-        self._host_pages_used -= sequence.num_swapped
-        sequence.num_swapped = sequence.num_published = 0
-        sequence.page_ids = pages
-        self._run(draft, sequence)
-        return True
+            self._run(draft, sequence)
 
     def _run(self, draft: PlanDraft, sequence: Sequence) -> None:
+        """Let a sequence that has its pages take part in the step."""
         self._take_row(sequence)
         draft.admitted.append(sequence)
+        self._add(draft, sequence)
 
     def _take_row(self, sequence: Sequence) -> None:
         sequence.state = "running"
@@ -379,7 +324,7 @@ class Scheduler:
         draft.add(sequence, end - start, samples=end == total)
         self._served.charge(sequence.request.options.client_id, end - start)
         if end >= (sequence.num_published + 1) * page_size:
-            self._publish(sequence)
+            self._pages.publish(sequence)
 
     def _take_pages(self, draft: PlanDraft, sequence: Sequence, num_tokens: int) -> bool:
         """Give a sequence pages for so many tokens, at the cost of others if need be.
@@ -403,48 +348,28 @@ class Scheduler:
         return True
 
     def _preempt(self, draft: PlanDraft, sequence: Sequence, *, may_swap: bool = True) -> None:
-        request_id, num_pages = sequence.request.request_id, len(sequence.page_ids)
         self.num_preemptions += 1
-        num_used = self._host_pages_used
-        if may_swap and self.costs.prefers_swap(num_pages, sequence.computed_len, num_used):
-            draft.out.append(PageMove(request_id, tuple(sequence.page_ids)))
-            self._host_pages_used += num_pages
-            sequence.num_swapped = num_pages
+        num_pages, num_on_host = len(sequence.page_ids), self._pages.num_on_host
+        if may_swap and self.costs.prefers_swap(num_pages, sequence.computed_len, num_on_host):
+            self._pages.swap_out(draft, sequence)
             sequence.state = "swapped"
         else:
             sequence.computed_len = 0
             sequence.state = "preempted"
         self._stop_running(sequence)
-        self._preempted[request_id] = sequence
-
-    def _publish(self, sequence: Sequence) -> None:
-        """Let others find the pages that are full now; they are written before anyone reads."""
-        num_known = min(sequence.computed_len, len(sequence.token_ids))
-        first, num_full = sequence.num_published, num_known // self.pool.page_size
-        if num_full == first:
-            return
-        sequence.num_published = num_full
-        if self._may_reuse(sequence):
-            self._keys.extend(sequence.page_keys, sequence.token_ids, self._salt(sequence.request))
-            for i in range(first, num_full):
-                self.pool.publish(sequence.page_ids[i], sequence.page_keys[i])
-
-    def _may_reuse(self, sequence: Sequence) -> bool:
-        # Cached tokens are not computed, so they could not be scored.
-        return self.config.prefix_cache and not sequence.wants_prompt_scores
+        self._preempted[sequence.request.request_id] = sequence
 
     def _stop_running(self, sequence: Sequence) -> None:
         del self._running[sequence.request.request_id]
         self.rows.release(sequence)
-        self.pool.release(sequence.page_ids)
-        sequence.page_ids = []
+        self._pages.release(sequence)
 
     def _finish(self, sequence: Sequence) -> None:
         request_id = sequence.request.request_id
         heir = self._forks.leave(sequence)
         if sequence.state == "running":
             if heir is not None:
-                self._leave_prompt(sequence, heir)
+                self._pages.leave_prompt(sequence, heir)
             self._stop_running(sequence)
             if heir is not None:
                 self._take_row(heir)
@@ -460,8 +385,7 @@ class Scheduler:
                 heir.state = "preempted"
                 self._preempted[heir.request.request_id] = heir
         if sequence.state == "swapped":
-            self._host_pages_used -= sequence.num_swapped
-            self._dropped.append(request_id)
+            self._pages.drop_copy(sequence)
         sequence.state = "finished"
         self._paused.pop(request_id, None)
         self._deadlines.drop(request_id)
