@@ -59,7 +59,7 @@ proto:
 		--grpc_python_out=. swiftjax/serving/proto/swiftjax.proto
 
 clean:
-	rm -rf .venv .venv-proto .venv-clients build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-proto .venv-clients .venv-smg build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "SwiftJAX needs Python >= 3.11: make PYTHON=python3.12")'

@@ -5,6 +5,8 @@ and stopped by `server.py`.
 """
 
 import asyncio
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -24,6 +26,9 @@ from swiftjax.serving.proto import swiftjax_pb2_grpc as pb_grpc
 from swiftjax.serving.served import Served
 from swiftjax.serving.tls import ServerTls
 
+if TYPE_CHECKING:
+    from swiftjax.serving.gateway.vllm_service import VllmService
+
 SERVER_OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -41,6 +46,7 @@ SERVER_OPTIONS = (
 GENERATION_SERVICE = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
 ADMIN_SERVICE = pb.DESCRIPTOR.services_by_name["AdminService"].full_name
 SERVICES = ("", GENERATION_SERVICE, ADMIN_SERVICE, health.SERVICE_NAME)
+GATEWAY_SERVICE = "vllm.grpc.engine.VllmEngine"
 DRAINED = "the server was told to take no new calls; use another"
 
 # What is left to do for calls that were cut off: tell their clients.
@@ -74,10 +80,13 @@ class GrpcServer:
         if is_loopback(host) or not keys.is_open:
             pb_grpc.add_AdminServiceServicer_to_server(self._admin, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        names = [GENERATION_SERVICE, ADMIN_SERVICE, health.SERVICE_NAME]
+        self._gateway = _add_gateway(self._server, self._gate, metrics)
+        if self._gateway is not None:
+            names.append(GATEWAY_SERVICE)
         if is_loopback(host):
             # Strangers need not be told what there is to call.
-            names = (*SERVICES[1:], reflection.SERVICE_NAME)
-            reflection.enable_server_reflection(names, self._server)
+            reflection.enable_server_reflection((*names, reflection.SERVICE_NAME), self._server)
         bracketed = f"[{host}]" if ":" in host else host
         try:
             address = f"{bracketed}:{port}"
@@ -100,6 +109,8 @@ class GrpcServer:
     async def open(self, served: Served) -> None:
         """Answer calls with this engine, which must be warm."""
         self._service.served = self._admin.served = served
+        if self._gateway is not None:
+            self._gateway.served = served
         self._gate.open()
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
 
@@ -115,3 +126,16 @@ class GrpcServer:
 
     async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
         await asyncio.gather(*(self._health.set(name, status) for name in SERVICES))
+
+
+def _add_gateway(server: grpc.aio.Server, gate: Gate, metrics: Metrics) -> "VllmService | None":
+    """Add the gateway's service where the package with its messages is installed."""
+    if find_spec("smg_grpc_proto") is None:
+        return None
+    from smg_grpc_proto.generated import vllm_engine_pb2_grpc
+
+    from swiftjax.serving.gateway.vllm_service import VllmService
+
+    service = VllmService(gate, metrics)
+    vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(service, server)
+    return service

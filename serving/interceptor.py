@@ -28,9 +28,15 @@ from swiftjax.serving.keys import KeyRing
 from swiftjax.serving.metrics import Metrics
 from swiftjax.serving.status import grpc_status
 
-OUR_METHODS = "/swiftjax."
+OUR_METHODS = ("/swiftjax.", "/vllm.grpc.engine.")
 OPEN_METHODS = "/grpc.health.v1."  # answered without a key
-ADMIN_METHODS = "/swiftjax.v1.AdminService/"  # need an admin key, and no open gate
+GATEWAY = "/vllm.grpc.engine.VllmEngine/"
+ADMIN_METHODS = ("/swiftjax.v1.AdminService/", f"{GATEWAY}FlushCache")  # need an admin key
+# Answered whether or not the gate is open.
+UNGATED_METHODS = (
+    "/swiftjax.v1.AdminService/",
+    *(f"{GATEWAY}{name}" for name in ("HealthCheck", "Abort", "GetLoads", "GetServerInfo")),
+)
 # How long a client whose call found the queue full is asked to wait (gRPC's own retry header).
 RETRY_PUSHBACK = (("grpc-retry-pushback-ms", "1000"),)
 
@@ -97,8 +103,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         begun = time.monotonic()
         request_id, status = "", grpc.StatusCode.CANCELLED.name
         try:
-            is_admin = method.startswith(ADMIN_METHODS)
-            with nullcontext() if is_admin else self._gate.passing():
+            is_ungated = method.startswith(UNGATED_METHODS)
+            with nullcontext() if is_ungated else self._gate.passing():
                 try:
                     request = _parse(parse, data)
                     if hasattr(request, "request_id"):

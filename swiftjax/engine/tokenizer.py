@@ -6,6 +6,7 @@ about requests or models. Safe to share between threads. Streams decode with `de
 
 import json
 import operator
+from dataclasses import replace
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, SupportsIndex, overload
 
@@ -58,6 +59,7 @@ class Tokenizer:
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
         self._prefix, self._suffix = self._find_affixes()
         source = files.chat_template if chat_template is None else chat_template
+        self.files = replace(files, chat_template=source)
         self._template = None if source is None else ChatTemplate(source, _variables(files))
         if self._template is not None and chat_template is not None:
             self._template.check()

@@ -1,0 +1,189 @@
+"""The SMG gateway, unmodified, before two of our servers: OpenAI's client in front, tokens behind.
+
+Run by `make clients`, which installs the gateway into an environment of its own.
+"""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx2
+import openai
+import pytest
+
+from tests.serving.http.test_process import Server, running
+
+pytestmark = pytest.mark.clients
+
+ROOT = Path(__file__).resolve().parents[3]
+ENVIRONMENT = ROOT / ".venv-smg"
+PACKAGE = "smg>=1.13,<2"
+HI = [{"role": "user", "content": "Hi"}]
+ROUTING_KEY = "X-SMG-Routing-Key"
+NUM_IN_FLIGHT = 150
+START_SECONDS = 60
+
+
+def free_port() -> int:
+    """A port that nobody listens on at this moment."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return probe.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def program() -> Path:
+    """The gateway's executable, installed once and kept."""
+    path = ENVIRONMENT / "bin" / "smg"
+    if not path.exists():
+        subprocess.run([sys.executable, "-m", "venv", str(ENVIRONMENT)], check=True)
+        pip = str(ENVIRONMENT / "bin" / "pip")
+        subprocess.run([pip, "install", "--quiet", PACKAGE], check=True)
+    return path
+
+
+@contextmanager
+def gateway(program: Path, servers: list[Server]) -> Iterator[str]:
+    """A gateway that knows the servers; its address."""
+    port = free_port()
+    command = [str(program), "launch", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--prometheus-port", str(free_port()), "--policy", "consistent_hashing"]
+    command += ["--worker-urls", *(f"grpc://{server.grpc}" for server in servers)]
+    environment = {"PATH": os.environ["PATH"], "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        address = f"http://127.0.0.1:{port}"
+        wait_for_workers(address, len(servers))
+        yield address
+    finally:
+        process.kill()
+        process.wait()
+
+
+def wait_for_workers(address: str, count: int) -> None:
+    """Return when the gateway has found every server."""
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            workers = httpx2.get(f"{address}/workers", trust_env=False).json()["workers"]
+            if sum(worker["is_healthy"] for worker in workers) == count:
+                return
+        except (httpx2.TransportError, ValueError, KeyError):
+            pass
+        time.sleep(0.2)
+    raise AssertionError("the gateway did not find the servers")
+
+
+@pytest.fixture
+def two(program: Path) -> Iterator[tuple[list[Server], openai.OpenAI]]:
+    """Two servers behind a gateway, and OpenAI's client of that."""
+    with running() as first, running() as second:
+        servers = [first, second]
+        with (
+            gateway(program, servers) as address,
+            openai.OpenAI(base_url=f"{address}/v1", api_key="any", max_retries=0) as client,
+        ):
+            yield servers, client
+
+
+def num_running(server: Server) -> int:
+    """Requests in the batch of a server."""
+    return count_of(server, "swiftjax_num_requests_running")
+
+
+def count_of(server: Server, name: str) -> int:
+    """A metric of a server, over all its labels."""
+    with server.client() as client:
+        lines = client.get("/metrics").text.splitlines()
+    return int(sum(float(line.split()[-1]) for line in lines if line.startswith(name)))
+
+
+def test_gateway_chats_and_streams(two: tuple[list[Server], openai.OpenAI]) -> None:
+    _, client = two
+    answer = client.chat.completions.create(model="bytes", messages=HI, max_tokens=5)  # type: ignore[arg-type]
+    assert answer.choices[0].message.content == "<=>?@"
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage is not None and answer.usage.total_tokens == 13
+    stream = client.chat.completions.create(
+        model="bytes",
+        messages=HI,  # type: ignore[arg-type]
+        max_tokens=5,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    chunks = list(stream)
+    texts = [c.choices[0].delta.content or "" for c in chunks if c.choices]
+    assert "".join(texts) == "<=>?@"
+    assert chunks[-1].usage is not None and chunks[-1].usage.completion_tokens == 5
+    with pytest.raises(openai.APIStatusError):
+        client.chat.completions.create(model="nope", messages=HI)  # type: ignore[arg-type]
+
+
+def test_client_that_leaves_is_an_abort_in_the_engine(
+    two: tuple[list[Server], openai.OpenAI],
+) -> None:
+    servers, client = two
+    for _ in range(5):
+        stream = client.chat.completions.create(
+            model="bytes",
+            messages=HI,  # type: ignore[arg-type]
+            max_tokens=4000,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        )
+        for _, chunk in zip(range(5), stream, strict=False):
+            assert chunk.model == "bytes"
+        assert sum(map(num_running, servers)) == 1
+        stream.close()
+        deadline = time.monotonic() + 5
+        while sum(map(num_running, servers)):
+            assert time.monotonic() < deadline, "the request goes on"
+
+
+def test_one_session_stays_on_one_server(two: tuple[list[Server], openai.OpenAI]) -> None:
+    servers, client = two
+    used: set[tuple[int, ...]] = set()
+    for session in range(8):
+        before = [count_of(server, "swiftjax_requests_total") for server in servers]
+        for _ in range(4):
+            client.chat.completions.create(
+                model="bytes",
+                messages=HI,  # type: ignore[arg-type]
+                max_tokens=1,
+                extra_headers={ROUTING_KEY: f"session-{session}"},
+            )
+        after = [count_of(server, "swiftjax_requests_total") for server in servers]
+        served = tuple(b - a for a, b in zip(before, after, strict=True))
+        assert sorted(served) == [0, 4]
+        used.add(served)
+    assert len(used) == 2  # both servers have sessions
+
+
+def test_p6_no_answer_is_lost_when_one_of_two_servers_is_killed(
+    two: tuple[list[Server], openai.OpenAI],
+) -> None:
+    servers, client = two
+
+    def ask(index: int) -> str | None:
+        answer = client.chat.completions.create(
+            model="bytes",
+            messages=HI,  # type: ignore[arg-type]
+            max_tokens=30,
+            extra_headers={ROUTING_KEY: f"session-{index}"},
+        )
+        return answer.choices[0].message.content
+
+    with ThreadPoolExecutor(NUM_IN_FLIGHT) as pool:
+        answers = [pool.submit(ask, index) for index in range(NUM_IN_FLIGHT)]
+        while num_running(servers[0]) < 10:
+            time.sleep(0.01)
+        servers[0].process.kill()
+        expected = "".join(chr(60 + i) for i in range(30))
+        assert [answer.result() for answer in answers] == [expected] * NUM_IN_FLIGHT
