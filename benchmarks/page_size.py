@@ -14,7 +14,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from benchmarks.records import commit, write_records
+from benchmarks.records import commit, cpu_name, write_records
 from swiftjax import kernels
 from swiftjax.engine.core import EngineCore
 from swiftjax.engine.request import GenerationConfig
@@ -123,6 +123,7 @@ def plot(records: list[dict[str, Any]], path: Path) -> None:
     bars = left.bar(sizes, [r["prefilled_per_turn"] for r in reuse], color="C0")
     left.bar_label(bars, [f"{r['value']:.1%} reused" for r in reuse], fontsize=7)
     left.set_ylabel("prompt tokens computed a turn")
+    left.margins(y=0.15)
     for batch in sorted({r["batch"] for r in records if r["workload"] == "decode step"}):
         rows = [r for r in records if r["workload"] == "decode step" and r["batch"] == batch]
         context = rows[0]["context"]
@@ -158,7 +159,7 @@ def main() -> None:
     }
     records = []
     for page_size in PAGE_SIZES:
-        reuse = measure_reuse(page_size) | {"model": args.shape} | about
+        reuse = measure_reuse(page_size) | {"model": args.shape, "machine": cpu_name()} | about
         print(f"page {page_size}: {reuse['value']:.1%} reused of at most {reuse['limit']:.1%}, "
               f"{reuse['prefilled_per_turn']} tokens computed a turn", flush=True)  # fmt: skip
         records.append(reuse)
