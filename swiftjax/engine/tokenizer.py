@@ -6,8 +6,8 @@ about requests or models. Safe to share between threads. Streams decode with `de
 
 import json
 import operator
-from dataclasses import replace
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple, SupportsIndex, overload
 
 import tokenizers

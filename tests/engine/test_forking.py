@@ -20,6 +20,9 @@ BOTH_LOOPS = pytest.mark.parametrize("overlaps", [False, True], ids=["plain", "o
 SWAP = PreemptionCosts(host_pages=64, seconds_per_token=1.0)
 
 
+TWENTY = GenerationConfig(max_new_tokens=20)
+
+
 class Run:
     """One core, one request with several choices, and what was said of each."""
 
@@ -199,3 +202,29 @@ def test_the_heir_of_a_swapped_choice_starts_anew() -> None:
     run.finish()
     run.assert_right(ended={0: "abort"})
     assert not run.runner.host
+
+
+def test_a_page_that_this_very_step_fills_is_not_copied() -> None:
+    """A source that comes back with another's pages, which are written in the same step, waits."""
+    run = Run(14, 2, 30, max_num_seqs=3, prefix_cache=True)
+    run.core.abort("a")
+    run.step()
+    other = [*run.prompt, *context_oracle(run.prompt, 2, VOCAB), 1]
+    run.core.submit(make_request(run.core, other, request_id="x", config=TWENTY))
+    run.core.submit(make_request(run.core, [9], request_id="y", config=TWENTY))
+    config = GenerationConfig(max_new_tokens=30, n=2)
+    run.tokens, run.reasons = [[], []], [None, None]
+    run.core.submit(make_request(run.core, run.prompt, config, request_id="a"))
+    scheduler = run.core.scheduler
+    for _ in range(5):
+        run.step()
+    for name in ("x", "a/0"):
+        scheduler._victim = lambda running, name=name: scheduler._by_id[name]
+        scheduler.preempt_next()
+        run.step()
+    run.core.abort("y")
+    scheduler.pool.forget_published()
+    run.step()  # x and a/0 are back and share x's pages; the fork may start a step later
+    assert scheduler._by_id["a/0"].page_ids[:4] == scheduler._by_id["x"].page_ids[:4]
+    run.finish()
+    run.assert_right()
