@@ -20,13 +20,15 @@ from swiftjax.kernels.quantized_matmul import (
     w8a8_matmul,
 )
 from swiftjax.kernels.ragged_attention import ragged_attention
-from swiftjax.kernels.reference import rms_norm
+from swiftjax.kernels.reference import rms_norm, rotate
 from swiftjax.kernels.rope_write import rope_write
+from swiftjax.kernels.streams import Streams
 from swiftjax.kernels.write_kv import write_kv
 
 __all__ = [
     "IMPLEMENTATIONS",
     "Implementation",
+    "Streams",
     "check_supported",
     "choose_implementation",
     "decode_attention",
@@ -37,6 +39,7 @@ __all__ = [
     "ragged_attention",
     "rms_norm",
     "rope_write",
+    "rotate",
     "w8a8_matmul",
     "write_kv",
 ]

@@ -28,7 +28,8 @@ from swiftjax.kernels.paged_tile import (
     store_rows,
     walk,
 )
-from swiftjax.kernels.trips import Tile, make_tile, split_ranges, trip_ranges, visible
+from swiftjax.kernels.streams import Streams, stream_arrays
+from swiftjax.kernels.trips import Sight, Tile, make_tile, split_ranges, trip_ranges, visible
 
 
 def decode_attention(
@@ -40,26 +41,24 @@ def decode_attention(
     *,
     scale: float,
     window: int = 0,
-    sink_len: int = 0,
-    q_sink: Float[Array, "B N H"] | None = None,
+    streams: Streams | None = None,
     implementation: Implementation | None = None,
 ) -> Float[Array, "B N H"]:
     """Attend from the last token of each sequence; a row with context_len 0 gives zeros.
 
-    `window` counts tokens, the query's own included, 0 meaning all; the `sink_len` first tokens
-    stay visible beyond it and are scored with `q_sink`. Slots at or past context_len may hold
-    anything. Raises ValueError for arguments that do not fit together, NotImplementedError for
-    shapes that the implementation lacks.
+    `window` counts tokens, the query's own included, 0 meaning all; `streams` gives every sequence
+    a window and sinks of its own. Slots at or past context_len may hold anything. Raises ValueError
+    for arguments that do not fit together, NotImplementedError for shapes that the implementation
+    lacks.
     """
     implementation = implementation or choose_implementation(jax.default_backend())
-    check_attention(q, k_pages, window, sink_len, q_sink, implementation)
+    check_attention(q, k_pages, window, streams, implementation)
     arrays = (q, k_pages, v_pages, page_table, context_lens)
-    options = {"scale": scale, "window": window, "sink_len": sink_len, "q_sink": q_sink}
     if implementation == "reference":
-        return reference.decode_attention(*arrays, **options)
+        return reference.decode_attention(*arrays, scale=scale, window=window, streams=streams)
     if implementation == "xla":
-        return xla_attention.decode_attention(*arrays, **options)
-    return split_decode(*arrays, **options)
+        return xla_attention.decode_attention(*arrays, scale=scale, window=window, streams=streams)
+    return split_decode(*arrays, scale=scale, window=window, streams=streams)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,8 +102,7 @@ def split_decode(
     *,
     scale: float,
     window: int,
-    sink_len: int,
-    q_sink: Float[Array, "B N H"] | None,
+    streams: Streams | None,
     config: DecodeConfig | None = None,
 ) -> Float[Array, "B N H"]:
     """Run the Triton implementation; benchmarks pass a `config`."""
@@ -118,9 +116,9 @@ def split_decode(
         width=_triton.power_of_two(head_dim),
         itemsize=k_pages.dtype.itemsize,
     )
-    tile = make_tile(k_pages, config.block_k, scale=scale, window=window, sink_len=sink_len)
+    tile = make_tile(k_pages, config.block_k, scale=scale, window=window)
     return _launch_splits(
-        q, k_pages, v_pages, page_table, context_lens, q_sink, tile=tile, config=config
+        q, k_pages, v_pages, page_table, context_lens, streams, tile=tile, config=config
     )
 
 
@@ -130,7 +128,7 @@ def _launch_splits(
     v_pages: Float[Array, "P K S H"],
     page_table: Int32[Array, "B M"],
     context_lens: Int32[Array, " B"],
-    q_sink: Float[Array, "B N H"] | None,
+    streams: Streams | None,
     *,
     tile: Tile,
     config: DecodeConfig,
@@ -142,8 +140,14 @@ def _launch_splits(
     whole = [jax.ShapeDtypeStruct(q.shape, q.dtype)]
     group = num_heads // num_kv_heads
     outputs = _triton.launch(
-        partial(_decode_kernel, tile=tile, group=group, num_splits=splits),
-        [q, k_pages, v_pages, page_table, context_lens, *([] if q_sink is None else [q_sink])],
+        partial(
+            _decode_kernel,
+            tile=tile,
+            group=group,
+            num_splits=splits,
+            streams=streams is not None,
+        ),
+        [q, k_pages, v_pages, page_table, context_lens, *stream_arrays(streams)],
         whole if splits == 1 else partials,
         name="decode_attention",
         grid=(num_kv_heads, num_seqs, splits),
@@ -167,10 +171,13 @@ def _decode_kernel(
     v_ref: Ref,
     table_ref: Ref,  # [B M]
     lens_ref: Ref,  # [B]
-    *refs: Ref,  # [q_sink [B N H]], then [out [B N H]] or partial out [B N Z H], peak, total
+    # Of Streams, where given: q_sink [B N H], sink_lens [B], reach [B].
+    # Then [out [B N H]], or partial out [B N Z H], peak, total.
+    *refs: Ref,
     tile: Tile,
     group: int,
     num_splits: int,
+    streams: bool,
 ) -> None:
     """Grid (K, B, Z): KV head, sequence, split. The query heads of a group are the tile's rows."""
     head, seq, split = pl.program_id(0), pl.program_id(1), pl.program_id(2)
@@ -178,17 +185,19 @@ def _decode_kernel(
     live, heads = row < group, head * group + row
     position = lens_ref[seq] - 1
     q = load_rows(q_ref, (seq, heads), live, tile)
-    q_sink = load_rows(refs[0], (seq, heads), live, tile) if tile.sink_len else None
+    q_sink = load_rows(refs[0], (seq, heads), live, tile) if streams else None
+    sight = Sight(refs[2][seq], refs[1][seq]) if streams else Sight(tile.window)
 
     def visit(keys: Keys, state: Softmax, masked: bool) -> Softmax:
-        seen = visible(keys.position, position, position, tile) if masked else None
+        seen = visible(keys.position, position, position, sight) if masked else None
         k = load_rows(k_ref, (keys.page, head, keys.offset), seen, tile)
         v = load_rows(v_ref, (keys.page, head, keys.offset), seen, tile)
-        scores = score(q, q_sink, k, keys, tile)
+        scores = score(q, q_sink, k, keys, sight)
         allowed = None if seen is None else jnp.broadcast_to(seen[None, :], scores.shape)
         return accumulate(state, scores, allowed, v, tile)
 
-    ranges = split_ranges(trip_ranges(position, position, tile), split, num_splits)
+    trips = trip_ranges(position, position, sight, tile.block_k)
+    ranges = split_ranges(trips, split, num_splits)
     state = empty_softmax(row.shape[0], tile.width)
     state = walk(ranges, table_ref, seq, position, tile, visit, state)
     if num_splits == 1:

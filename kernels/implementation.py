@@ -10,6 +10,8 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from swiftjax.kernels.streams import Streams
+
 Implementation = Literal["reference", "xla", "triton"]
 IMPLEMENTATIONS: tuple[Implementation, ...] = get_args(Implementation)
 
@@ -66,17 +68,16 @@ def check_attention(
     q: Float[Array, "T N H"],
     k_pages: Float[Array, "P K S H"],
     window: int,
-    sink_len: int,
-    q_sink: Float[Array, "T N H"] | None,
+    streams: Streams | None,
     implementation: Implementation,
 ) -> None:
     """Refuse options of an attention op that do not fit together, by name."""
-    if window < 0 or sink_len < 0:
-        raise ValueError(f"window ({window}) and sink_len ({sink_len}) must not be negative")
-    if sink_len and not window:
-        raise ValueError(f"sink_len is {sink_len} but window is 0; sinks belong to a window")
-    if bool(sink_len) != (q_sink is not None):
-        raise ValueError(f"q_sink must be given exactly when sink_len ({sink_len}) is positive")
+    if window < 0:
+        raise ValueError(f"window is {window}; it must not be negative")
+    if window and streams is not None:
+        raise ValueError(f"window is {window}, and streams have their own; give one of the two")
+    if streams is not None and streams.q_sink.shape != q.shape:
+        raise ValueError(f"q_sink is {streams.q_sink.shape}; it must be like q, {q.shape}")
     check_supported(
         implementation,
         num_heads=q.shape[1],

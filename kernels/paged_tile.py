@@ -14,7 +14,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int32
 
 from swiftjax.kernels import _triton
-from swiftjax.kernels.trips import Tile
+from swiftjax.kernels.trips import Sight, Tile
 
 MASKED = -1e30  # finite: the difference of two masked scores must not be NaN
 LOG2_E = 1.4426950408889634  # exp2 is the hardware's own exponential
@@ -142,13 +142,13 @@ def score(
     q_sink: Float[Array, "X W"] | None,
     k: Float[Array, "C W"],
     keys: Keys,
-    tile: Tile,
+    sight: Sight,
 ) -> Float[Array, "X C"]:
     """Multiply queries with keys, sink keys with the queries meant for them; not yet scaled."""
     scores = dot(q, k.T)
     if q_sink is None:
         return scores
-    return jnp.where((keys.position < tile.sink_len)[None, :], dot(q_sink, k.T), scores)
+    return jnp.where((keys.position < sight.sink_len)[None, :], dot(q_sink, k.T), scores)
 
 
 def accumulate(

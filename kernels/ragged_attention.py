@@ -31,7 +31,8 @@ from swiftjax.kernels.paged_tile import (
     walk,
 )
 from swiftjax.kernels.query_blocks import query_blocks
-from swiftjax.kernels.trips import Tile, make_tile, trip_ranges, visible
+from swiftjax.kernels.streams import Streams, stream_arrays
+from swiftjax.kernels.trips import Sight, Tile, make_tile, trip_ranges, visible
 
 
 def ragged_attention(
@@ -44,25 +45,23 @@ def ragged_attention(
     *,
     scale: float,
     window: int = 0,
-    sink_len: int = 0,
-    q_sink: Float[Array, "T N H"] | None = None,
+    streams: Streams | None = None,
     implementation: Implementation | None = None,
 ) -> Float[Array, "T N H"]:
     """Attend causally from the last query_starts[b+1] - query_starts[b] tokens of every sequence b.
 
     `query_starts` rises from 0; rows from `query_starts[B]` on are padding and give zeros, and a
-    sequence may have no new tokens at all. `window`, `sink_len`, `q_sink` and the errors are those
-    of `decode_attention`.
+    sequence may have no new tokens at all. `window`, `streams` and the errors are those of
+    `decode_attention`.
     """
     implementation = implementation or choose_implementation(jax.default_backend())
-    check_attention(q, k_pages, window, sink_len, q_sink, implementation)
+    check_attention(q, k_pages, window, streams, implementation)
     arrays = (q, k_pages, v_pages, page_table, query_starts, context_lens)
-    options = {"scale": scale, "window": window, "sink_len": sink_len, "q_sink": q_sink}
     if implementation == "reference":
-        return reference.ragged_attention(*arrays, **options)
+        return reference.ragged_attention(*arrays, scale=scale, window=window, streams=streams)
     if implementation == "xla":
-        return xla_attention.ragged_attention(*arrays, **options)
-    return block_attention(*arrays, **options)
+        return xla_attention.ragged_attention(*arrays, scale=scale, window=window, streams=streams)
+    return block_attention(*arrays, scale=scale, window=window, streams=streams)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,8 +104,7 @@ def block_attention(
     *,
     scale: float,
     window: int,
-    sink_len: int,
-    q_sink: Float[Array, "T N H"] | None,
+    streams: Streams | None,
     config: RaggedConfig | None = None,
 ) -> Float[Array, "T N H"]:
     """Run the Triton implementation; benchmarks pass a `config`."""
@@ -121,15 +119,20 @@ def block_attention(
         width=_triton.power_of_two(head_dim),
         itemsize=k_pages.dtype.itemsize,
     )
-    tile = make_tile(k_pages, config.block_k, scale=scale, window=window, sink_len=sink_len)
+    tile = make_tile(k_pages, config.block_k, scale=scale, window=window)
     blocks = query_blocks(query_starts, context_lens, num_tokens, config.rows // padded_group)
     one_sequence = context_lens.shape[0] == 1
     arrays = [q, k_pages, v_pages, page_table, *blocks[:4]]
     return _triton.launch(
         partial(
-            _ragged_kernel, tile=tile, group=group, rows=config.rows, one_sequence=one_sequence
+            _ragged_kernel,
+            tile=tile,
+            group=group,
+            rows=config.rows,
+            one_sequence=one_sequence,
+            streams=streams is not None,
         ),
-        arrays if q_sink is None else [*arrays, q_sink],
+        [*arrays, *stream_arrays(streams)],
         [jax.ShapeDtypeStruct(q.shape, q.dtype)],
         name="ragged_attention",
         grid=(num_kv_heads, blocks.first.shape[0]),
@@ -146,11 +149,12 @@ def _ragged_kernel(
     first_ref: Ref,
     end_ref: Ref,
     position_ref: Ref,
-    *refs: Ref,  # [q_sink [T N H]], out [T N H]
+    *refs: Ref,  # of Streams, where given: q_sink [T N H], sink_lens [B], reach [B]; out [T N H]
     tile: Tile,
     group: int,
     rows: int,
     one_sequence: bool,
+    streams: bool,
 ) -> None:
     """Grid (K, blocks): KV head, query block. Rows are tokens times the group's query heads."""
     head = pl.program_id(0)
@@ -163,19 +167,24 @@ def _ragged_kernel(
     lowest = position_ref[block]
     last, position = lowest + end - first - 1, lowest + token - first
     q = load_rows(q_ref, index, live, tile)
-    q_sink = load_rows(refs[0], index, live, tile) if tile.sink_len else None
+    q_sink, sight = None, Sight(tile.window)
+    if streams:
+        owner = jnp.minimum(seq, table_ref.shape[0] - 1)  # the padding's blocks have none
+        q_sink = load_rows(refs[0], index, live, tile)
+        sight = Sight(refs[2][owner], refs[1][owner])
 
     def visit(keys: Keys, state: Softmax, masked: bool) -> Softmax:
-        seen = visible(keys.position, lowest, last, tile) if masked else None
+        seen = visible(keys.position, lowest, last, sight) if masked else None
         k = load_rows(k_ref, (keys.page, head, keys.offset), seen, tile)
         v = load_rows(v_ref, (keys.page, head, keys.offset), seen, tile)
-        scores = score(q, q_sink, k, keys, tile)
+        scores = score(q, q_sink, k, keys, sight)
         queries = position[:, None]
-        allowed = visible(keys.position[None, :], queries, queries, tile) if masked else None
+        allowed = visible(keys.position[None, :], queries, queries, sight) if masked else None
         return accumulate(state, scores, allowed, v, tile)
 
     state = empty_softmax(rows, tile.width)
-    state = walk(trip_ranges(lowest, last, tile), table_ref, seq, last, tile, visit, state)
+    ranges = trip_ranges(lowest, last, sight, tile.block_k)
+    state = walk(ranges, table_ref, seq, last, tile, visit, state)
     store_rows(refs[-1], index, normalise(state), live, tile)
 
 

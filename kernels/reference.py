@@ -4,15 +4,18 @@ This is the specification and the oracle of the tests, written to be checked by 
 uses memory without restraint. Letters as in `swiftjax/batch.py`; C is M * S, a gathered context.
 
 Pages are `[P K S H]`. Token i of a sequence lies in page `page_table[b, i // S]` at offset `i % S`.
-A query at position p attends the keys at positions 0..p; with `window = w` only p-w+1..p, and with
-`sink_len = s` also 0..s-1. Scores of sink keys outside or inside the window use the query `q_sink`
-(the same query, rotated to the distance at which the sinks are to be seen).
+A query at position p attends the keys at positions 0..p; with `window = w` only p-w+1..p. With
+`streams` every sequence has a window w of its own (0: all) and also attends 0..s-1, where s is its
+sink_len. Scores of these sink keys, outside or inside the window, use the query `q_sink` (the same
+query, rotated to the distance at which the sinks are to be seen).
 """
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int32
+
+from swiftjax.kernels.streams import Streams
 
 
 def decode_attention(
@@ -24,8 +27,7 @@ def decode_attention(
     *,
     scale: float,
     window: int = 0,
-    sink_len: int = 0,
-    q_sink: Float[Array, "B N H"] | None = None,
+    streams: Streams | None = None,
 ) -> Float[Array, "B N H"]:
     """Attend from the last token of each sequence; a row with context_len 0 gives zeros."""
     return ragged_attention(
@@ -37,8 +39,7 @@ def decode_attention(
         context_lens,
         scale=scale,
         window=window,
-        sink_len=sink_len,
-        q_sink=q_sink,
+        streams=streams,
     )
 
 
@@ -52,8 +53,7 @@ def ragged_attention(
     *,
     scale: float,
     window: int = 0,
-    sink_len: int = 0,
-    q_sink: Float[Array, "T N H"] | None = None,
+    streams: Streams | None = None,
 ) -> Float[Array, "T N H"]:
     """Attend from the last `query_starts[b+1] - query_starts[b]` tokens of every sequence b.
 
@@ -67,14 +67,16 @@ def ragged_attention(
         position = context_lens[b] - (query_starts[b + 1] - t)
         keys, values = gather(k_pages, page_table[b]), gather(v_pages, page_table[b])
         key_position = jnp.arange(keys.shape[0], dtype=jnp.int32)
-        is_sink = key_position < sink_len
         allowed = key_position <= position
-        if window:
-            allowed &= (key_position > position - window) | is_sink
-        allowed &= t < query_starts[-1]
         scores = score(q[t], keys) * scale
-        if q_sink is not None:
-            scores = jnp.where(is_sink[None, :], score(q_sink[t], keys) * scale, scores)
+        if window:
+            allowed &= key_position > position - window
+        if streams is not None:
+            is_sink = key_position < streams.sink_lens[b]
+            allowed &= (key_position > position - streams.reach()[b]) | is_sink
+            seen_from_there = score(streams.q_sink[t], keys) * scale
+            scores = jnp.where(is_sink[None, :], seen_from_there, scores)
+        allowed &= t < query_starts[-1]
         return weigh(scores, values, allowed).astype(q.dtype)
 
     return lax.map(one_token, jnp.arange(q.shape[0], dtype=jnp.int32))

@@ -15,19 +15,14 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int32
 
 from swiftjax.kernels.query_blocks import query_blocks
+from swiftjax.kernels.streams import Streams
+from swiftjax.kernels.xla_mask import Mask, make_mask, plan_trips, visible
 
 TOKENS_PER_TRIP = 128  # keys and values of a trip stay in a core's L2: 256 cost a step 5 % more
 # Everything here is float32, and a GPU's default product of float32 keeps 10 bits of each factor.
 product = partial(jnp.einsum, precision=lax.Precision.HIGHEST)
 LOWEST_PEAK = -1e20  # below every real score, far above MASKED
 MASKED = -1e30  # finite: the difference of two masked scores must not be NaN
-
-
-class Mask(NamedTuple):
-    """Which keys a query may see; both are static."""
-
-    window: int
-    sink_len: int
 
 
 class Softmax(NamedTuple):
@@ -47,8 +42,7 @@ def decode_attention(
     *,
     scale: float,
     window: int = 0,
-    sink_len: int = 0,
-    q_sink: Float[Array, "B N H"] | None = None,
+    streams: Streams | None = None,
 ) -> Float[Array, "B N H"]:
     """Attend for all sequences together, with as many trips as the longest context needs."""
     num_seqs, num_heads, head_dim = q.shape
@@ -60,12 +54,12 @@ def decode_attention(
 
     out = attend(
         rows(q),
-        None if q_sink is None else rows(q_sink),
+        None if streams is None else rows(streams.q_sink),
         jnp.broadcast_to(context_lens[:, None] - 1, (num_seqs, group)),
         k_pages,
         v_pages,
         page_table,
-        Mask(window, sink_len),
+        make_mask(window, streams),
     )
     return out.reshape(q.shape).astype(q.dtype)
 
@@ -80,8 +74,7 @@ def ragged_attention(
     *,
     scale: float,
     window: int = 0,
-    sink_len: int = 0,
-    q_sink: Float[Array, "T N H"] | None = None,
+    streams: Streams | None = None,
 ) -> Float[Array, "T N H"]:
     """Attend for one query block after the other, then for all single tokens together.
 
@@ -102,7 +95,7 @@ def ragged_attention(
             k_pages,
             v_pages,
             lax.dynamic_slice_in_dim(page_table, blocks.sequence[i], 1),
-            Mask(window, sink_len),
+            mask.of(blocks.sequence[i]),
         )
         block = block.reshape(num_kv_heads, block_q, -1, q.shape[2]).transpose(1, 0, 2, 3)
         block = block.reshape(block_q, *q.shape[1:]).astype(out.dtype)
@@ -111,7 +104,8 @@ def ragged_attention(
 
     padding = ((0, block_q), (0, 0), (0, 0))
     padded_q = jnp.pad(q, padding)
-    padded_sink = None if q_sink is None else jnp.pad(q_sink, padding)
+    padded_sink = None if streams is None else jnp.pad(streams.q_sink, padding)
+    mask = make_mask(window, streams)
     out = lax.fori_loop(0, blocks.count, one_block, jnp.zeros_like(padded_q))[:num_tokens]
     is_single = jnp.diff(query_starts) == 1
     singles = jnp.where(is_single, query_starts[:-1], num_tokens)
@@ -123,8 +117,8 @@ def ragged_attention(
         jnp.where(is_single, context_lens, 0),
         scale=scale,
         window=window,
-        sink_len=sink_len,
-        q_sink=None if q_sink is None else jnp.take(q_sink, singles, axis=0, mode="clip"),
+        streams=streams
+        and streams._replace(q_sink=jnp.take(streams.q_sink, singles, axis=0, mode="clip")),
     )
     return out.at[singles].set(decoded, mode="drop")
 
@@ -171,44 +165,19 @@ def attend(
         key_positions = start[:, None] * page_size + offsets[None]
         scores = product("bkxh,bkch->bkxc", q, keys)
         if q_sink is not None:
-            is_sink = (key_positions < mask.sink_len)[:, None, None, :]
+            is_sink = (key_positions < mask.spread(1).sink_len)[:, None, None, :]
             scores = jnp.where(is_sink, product("bkxh,bkch->bkxc", q_sink, keys), scores)
         # Slots that no query may see can hold NaN, and 0 * NaN is NaN.
-        seen = visible(key_positions, lowest[:, None], last[:, None], mask)
+        seen = visible(key_positions, lowest[:, None], last[:, None], mask.spread(1))
         values = jnp.where(seen[:, None, :, None], values, 0.0)
         queries = positions[:, :, None]
-        allowed = visible(key_positions[:, None, :], queries, queries, mask)
+        allowed = visible(key_positions[:, None, :], queries, queries, mask.spread(2))
         return accumulate(state, scores, allowed, values)
 
     zeros = jnp.zeros(q.shape[:3], jnp.float32)
     state = Softmax(jnp.zeros(q.shape, jnp.float32), zeros + LOWEST_PEAK, zeros)
     state = lax.fori_loop(0, num_trips, body, state)
     return state.out / jnp.where(state.total > 0, state.total, 1.0)[..., None]
-
-
-def plan_trips(
-    lowest: Int32[Array, " B"], last: Int32[Array, " B"], mask: Mask, trip: int
-) -> tuple[int, Int32[Array, " B"], Int32[Array, ""]]:
-    """Say how many trips go to the sinks, where each sequence's window starts, and the total.
-
-    `lowest` and `last` are the first and the last query position of each sequence.
-    """
-    if not mask.window:
-        return 0, jnp.zeros_like(last), (last // trip + 1).max()
-    sink_trips = -(-mask.sink_len // trip)
-    first_trip = jnp.maximum((lowest - mask.window + 1) // trip, sink_trips)
-    window_trips = jnp.maximum(last // trip + 1 - first_trip, 0)
-    return sink_trips, first_trip, sink_trips + window_trips.max()
-
-
-def visible(
-    keys: Int32[Array, "..."], lowest: Int32[Array, "..."], last: Int32[Array, "..."], mask: Mask
-) -> Bool[Array, "..."]:
-    """Which key positions some query between `lowest` and `last` may see."""
-    seen = keys <= last
-    if mask.window:
-        seen &= (keys > lowest - mask.window) | (keys < mask.sink_len)
-    return seen
 
 
 def accumulate(

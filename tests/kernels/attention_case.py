@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from swiftjax.kernels import Streams
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shape:
@@ -24,7 +26,7 @@ class Shape:
     padding: int = 0  # rows of q after the last sequence
     spare_pages: int = 3  # columns of the page table beyond the longest context
     window: int = 0
-    sink_len: int = 0
+    streams: tuple[tuple[int, int], ...] = ()  # (sinks, window) of each sequence; window 0: all
     dtype: str = "float32"
 
 
@@ -52,7 +54,7 @@ def make_case(shape: Shape, seed: int = 0) -> AttentionCase:
     scale = shape.head_dim**-0.5
     draw = _drawer(rng, shape.dtype)
     q = draw((num_tokens, num_heads, shape.head_dim))
-    q_sink = draw((num_tokens, num_heads, shape.head_dim)) if shape.sink_len else None
+    q_sink = draw((num_tokens, num_heads, shape.head_dim)) if shape.streams else None
     max_pages = -(-max(1, *contexts) // shape.page_size) + shape.spare_pages
     num_pages = len(contexts) * max_pages + 1
     pool = (num_pages, shape.num_kv_heads, shape.page_size, shape.head_dim)
@@ -72,7 +74,8 @@ def make_case(shape: Shape, seed: int = 0) -> AttentionCase:
         for t in range(new):
             row, position = starts[b] + t, context - new + t
             sink = None if q_sink is None else q_sink[row]
-            expected[row] = _attend(q[row], sink, keys, values, position, scale, shape)
+            limits = shape.streams[b] if shape.streams else (0, shape.window)
+            expected[row] = _attend(q[row], sink, keys, values, position, scale, limits)
     return AttentionCase(
         q=jnp.asarray(q, shape.dtype),
         k_pages=jnp.asarray(k_pages, shape.dtype),
@@ -83,11 +86,15 @@ def make_case(shape: Shape, seed: int = 0) -> AttentionCase:
         options={
             "scale": scale,
             "window": shape.window,
-            "sink_len": shape.sink_len,
-            "q_sink": None if q_sink is None else jnp.asarray(q_sink, shape.dtype),
+            "streams": None if q_sink is None else _streams(q_sink, shape),
         },
         expected=expected,
     )
+
+
+def _streams(q_sink: np.ndarray, shape: Shape) -> Streams:
+    sinks, windows = np.asarray(shape.streams, np.int32).T
+    return Streams(jnp.asarray(q_sink, shape.dtype), jnp.asarray(sinks), jnp.asarray(windows))
 
 
 def relative_error(out: jax.Array, expected: np.ndarray) -> float:
@@ -112,14 +119,16 @@ def _attend(
     values: np.ndarray,
     position: int,
     scale: float,
-    shape: Shape,
+    limits: tuple[int, int],
 ) -> np.ndarray:
-    first = max(0, position - shape.window + 1) if shape.window else 0
-    sinks = np.arange(min(shape.sink_len, position + 1))
+    sink_len, window = limits
+    group = q.shape[0] // keys.shape[1]
+    first = max(0, position - window + 1) if window else 0
+    sinks = np.arange(min(sink_len, position + 1))
     near = np.arange(max(first, len(sinks)), position + 1)
     out = np.empty(q.shape)
     for n in range(q.shape[0]):
-        k, v = keys[:, n // shape.group], values[:, n // shape.group]
+        k, v = keys[:, n // group], values[:, n // group]
         scores = k[near] @ q[n]
         if q_sink is not None:
             scores = np.concatenate([k[sinks] @ q_sink[n], scores])

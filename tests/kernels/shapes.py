@@ -16,8 +16,11 @@ DECODES = {
     "page 128": Shape(sequences=((127, 1), (128, 1), (700, 1)), page_size=128),
     "window": Shape(sequences=((0, 1), (99, 1), (600, 1), (31, 1)), window=32),
     "window 1": Shape(sequences=((0, 1), (300, 1)), window=1),
-    "sinks": Shape(sequences=((2, 1), (15, 1), (599, 1), (39, 1)), window=36, sink_len=4),
-    "long sinks": Shape(sequences=((600, 1), (310, 1)), window=20, sink_len=280),
+    "sinks": Shape(
+        sequences=((2, 1), (15, 1), (599, 1), (39, 1), (300, 1)),
+        streams=((4, 36), (4, 36), (4, 36), (1, 7), (0, 0)),
+    ),
+    "long sinks": Shape(sequences=((600, 1), (310, 1)), streams=((280, 20), (0, 16))),
     "bfloat16": Shape(sequences=((40, 1), (300, 1)), head_dim=64, dtype="bfloat16"),
     "float16": Shape(sequences=((40, 1), (300, 1)), head_dim=64, dtype="float16"),
 }
@@ -32,6 +35,10 @@ RAGGED = {
     "head 96": Shape(sequences=((40, 9), (7, 1)), head_dim=96),
     "page 128": Shape(sequences=((127, 2), (128, 40), (0, 3)), page_size=128),
     "window": Shape(sequences=((0, 150), (99, 1), (400, 61)), window=32, padding=4),
-    "sinks": Shape(sequences=((0, 90), (300, 41), (2, 1)), window=36, sink_len=4),
+    "sinks": Shape(
+        sequences=((0, 90), (300, 41), (2, 1), (0, 50), (300, 1)),
+        streams=((4, 36), (20, 17), (4, 36), (0, 0), (4, 20)),
+        padding=9,
+    ),
     "bfloat16": Shape(sequences=((40, 20), (0, 65)), head_dim=64, dtype="bfloat16"),
 }

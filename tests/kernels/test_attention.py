@@ -8,6 +8,7 @@ import pytest
 from swiftjax.kernels import (
     IMPLEMENTATIONS,
     Implementation,
+    Streams,
     check_supported,
     choose_implementation,
     decode_attention,
@@ -110,11 +111,12 @@ def test_arguments_that_do_not_fit_are_refused_by_name() -> None:
     def call(**changes: object) -> object:
         return decode_attention(*arrays, **(case.options | changes))
 
-    with pytest.raises(ValueError, match="sink_len is 4 but window is 0"):
-        call(sink_len=4)
-    with pytest.raises(ValueError, match="q_sink must be given"):
-        call(sink_len=4, window=8)
-    with pytest.raises(ValueError, match=r"window \(-1\)"):
+    streams = Streams(case.q, jnp.asarray([4, 4], jnp.int32), jnp.asarray([8, 8], jnp.int32))
+    with pytest.raises(ValueError, match="window is 8, and streams have their own"):
+        call(streams=streams, window=8)
+    with pytest.raises(ValueError, match=r"q_sink is .* it must be like q"):
+        call(streams=streams._replace(q_sink=case.q[:1]))
+    with pytest.raises(ValueError, match="window is -1"):
         call(window=-1)
     with pytest.raises(ValueError, match="4 query heads are not a multiple of 3 KV heads"):
         pages = jnp.zeros((4, 3, 16, 16), jnp.float32)

@@ -5,26 +5,34 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_mesh
 
-from swiftjax.kernels import _triton, decode_attention, ragged_attention, rope_write, write_kv
+from swiftjax.kernels import (
+    Streams,
+    _triton,
+    decode_attention,
+    ragged_attention,
+    rope_write,
+    write_kv,
+)
 from swiftjax.kernels.decode_attention import choose_decode_config
 from swiftjax.kernels.ragged_attention import choose_ragged_config
 
 H200 = AbstractDevice(device_kind="NVIDIA H200", num_cores=132, platform="gpu")
 MESH = AbstractMesh((1,), ("x",), (AxisType.Auto,), abstract_device=H200)
 
-# (KV heads, group, head_dim, page_size, dtype, window, sink_len)
+# (KV heads, group, head_dim, page_size, dtype, window, whether sequences have their own)
 MODELS = {
-    "llama3-8b": (8, 4, 128, 64, jnp.bfloat16, 0, 0),
-    "page 16": (8, 4, 128, 16, jnp.bfloat16, 0, 0),
-    "page 128": (8, 4, 128, 128, jnp.bfloat16, 0, 0),
-    "smollm2": (3, 3, 64, 32, jnp.float16, 0, 0),
-    "float32": (2, 1, 64, 16, jnp.float32, 0, 0),
-    "head 80": (4, 8, 80, 64, jnp.bfloat16, 0, 0),
-    "head 96": (4, 16, 96, 64, jnp.float16, 0, 0),
-    "head 256": (1, 8, 256, 64, jnp.bfloat16, 0, 0),
-    "head 256 float32": (1, 8, 256, 128, jnp.float32, 0, 0),
-    "window": (8, 4, 128, 64, jnp.bfloat16, 4096, 0),
-    "sinks": (8, 5, 128, 16, jnp.bfloat16, 1020, 4),
+    "llama3-8b": (8, 4, 128, 64, jnp.bfloat16, 0, False),
+    "page 16": (8, 4, 128, 16, jnp.bfloat16, 0, False),
+    "page 128": (8, 4, 128, 128, jnp.bfloat16, 0, False),
+    "smollm2": (3, 3, 64, 32, jnp.float16, 0, False),
+    "float32": (2, 1, 64, 16, jnp.float32, 0, False),
+    "head 80": (4, 8, 80, 64, jnp.bfloat16, 0, False),
+    "head 96": (4, 16, 96, 64, jnp.float16, 0, False),
+    "head 256": (1, 8, 256, 64, jnp.bfloat16, 0, False),
+    "head 256 float32": (1, 8, 256, 128, jnp.float32, 0, False),
+    "window": (8, 4, 128, 64, jnp.bfloat16, 4096, False),
+    "sinks": (8, 5, 128, 16, jnp.bfloat16, 0, True),
+    "sinks, page 64": (8, 4, 128, 64, jnp.bfloat16, 0, True),
 }
 
 
@@ -46,36 +54,36 @@ def spec(*shape: int, dtype=jnp.int32) -> jax.ShapeDtypeStruct:
 @pytest.mark.parametrize("num_seqs", [1, 64])
 @pytest.mark.parametrize("name", MODELS)
 def test_decode_attention_lowers(name: str, num_seqs: int) -> None:
-    heads, group, width, page, dtype, window, sink_len = MODELS[name]
+    heads, group, width, page, dtype, window, is_streaming = MODELS[name]
     q = spec(num_seqs, heads * group, width, dtype=dtype)
     pages = spec(100, heads, page, width, dtype=dtype)
-    sinks = [q] if sink_len else []
+    streams = [Streams(q, spec(num_seqs), spec(num_seqs))] if is_streaming else []
 
-    def f(q, k, v, table, lens, q_sink=None):
+    def f(q, k, v, table, lens, streams=None):
         return decode_attention(
-            q, k, v, table, lens, scale=0.1, window=window, sink_len=sink_len, q_sink=q_sink,
+            q, k, v, table, lens, scale=0.1, window=window, streams=streams,
             implementation="triton",
         )  # fmt: skip
 
-    text = cross_lower(f, q, pages, pages, spec(num_seqs, 128), spec(num_seqs), *sinks)
+    text = cross_lower(f, q, pages, pages, spec(num_seqs, 128), spec(num_seqs), *streams)
     # One kernel, and a second that combines the splits when the sequences alone are too few.
     assert text.count("__gpu$xla.gpu.triton") == (1 if num_seqs * heads > 256 else 2)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_ragged_attention_lowers(name: str) -> None:
-    heads, group, width, page, dtype, window, sink_len = MODELS[name]
+    heads, group, width, page, dtype, window, is_streaming = MODELS[name]
     q = spec(512, heads * group, width, dtype=dtype)
     pages = spec(100, heads, page, width, dtype=dtype)
-    sinks = [q] if sink_len else []
+    streams = [Streams(q, spec(8), spec(8))] if is_streaming else []
 
-    def f(q, k, v, table, starts, lens, q_sink=None):
+    def f(q, k, v, table, starts, lens, streams=None):
         return ragged_attention(
-            q, k, v, table, starts, lens, scale=0.1, window=window, sink_len=sink_len,
-            q_sink=q_sink, implementation="triton",
+            q, k, v, table, starts, lens, scale=0.1, window=window, streams=streams,
+            implementation="triton",
         )  # fmt: skip
 
-    text = cross_lower(f, q, pages, pages, spec(8, 128), spec(9), spec(8), *sinks)
+    text = cross_lower(f, q, pages, pages, spec(8, 128), spec(9), spec(8), *streams)
     assert text.count("__gpu$xla.gpu.triton") == 1
     assert "stablehlo.while" not in text
 
