@@ -5,31 +5,47 @@ Called by `build.py` for `load_format="dummy"`.
 """
 
 import json
+import math
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 
 from swiftjax.config import Dtype, ModelConfig
-from swiftjax.converters.load import LoadedCheckpoint
+from swiftjax.converters.load import OpenCheckpoint
 from swiftjax.converters.quantize import with_quantization
 from swiftjax.errors import InvalidRequestError
 from swiftjax.hf_config import model_config_from_hf
-from swiftjax.model.params import random_params
+from swiftjax.model.params import abstract_params, random_params, weight_bytes
 from swiftjax.quantization import Quantization
 from swiftjax.shapes import SHAPES
 from swiftjax.tokenizer_files import TokenizerFiles, read_tokenizer_files
 
 
-def load_dummy(
+def open_dummy(
     name_or_path: str, *, dtype: Dtype | None, quantization: Quantization | None = None
-) -> LoadedCheckpoint:
-    """Make random weights on the default device; raises InvalidRequestError for an unknown name."""
+) -> OpenCheckpoint:
+    """A model whose weights are drawn, on the default device, when they are read.
+
+    Raises InvalidRequestError for an unknown name.
+    """
     config, files = dummy_model(name_or_path)
     config = with_quantization(config, quantization)
     config = replace(config, dtype=dtype or config.dtype or "float32")
-    params = random_params(config, jnp.dtype(config.dtype or "float32"))
-    return LoadedCheckpoint(config=config, params=params, tokenizer_files=files)
+    params = abstract_params(config, jnp.dtype(config.dtype or "float32"))
+    return OpenCheckpoint(
+        config=config,
+        num_params=sum(math.prod(x.shape) for x in params.values()),
+        num_bytes=weight_bytes(config),
+        tensors=_random_tensors(config),
+        tokenizer_files=files,
+    )
+
+
+def _random_tensors(config: ModelConfig) -> Iterator[tuple[str, jax.Array]]:
+    yield from random_params(config, jnp.dtype(config.dtype or "float32")).items()
 
 
 def dummy_model(name_or_path: str) -> tuple[ModelConfig, TokenizerFiles]:

@@ -45,7 +45,7 @@ class OpenCheckpoint:
     config: ModelConfig
     num_params: int  # elements, not tensors
     num_bytes: int  # as `tensors` gives them
-    tensors: Iterator[tuple[str, np.ndarray]]
+    tensors: Iterator[tuple[str, np.ndarray | jax.Array]]
     tokenizer_files: TokenizerFiles
 
 
@@ -65,6 +65,15 @@ def load_checkpoint(
     of what is quantised otherwise already.
     """
     opened = open_checkpoint(path, dtype=dtype, quantization=quantization)
+    return LoadedCheckpoint(
+        config=opened.config,
+        params=load_params(opened, progress),
+        tokenizer_files=opened.tokenizer_files,
+    )
+
+
+def load_params(opened: OpenCheckpoint, progress: Progress | None = None) -> dict[str, jax.Array]:
+    """Put the tensors of an open checkpoint on the default device, once."""
     params: dict[str, jax.Array] = {}
     done = 0
     for name, values in opened.tensors:
@@ -73,9 +82,7 @@ def load_checkpoint(
         done += values.nbytes
         if progress is not None:
             progress(done, opened.num_bytes)
-    return LoadedCheckpoint(
-        config=opened.config, params=params, tokenizer_files=opened.tokenizer_files
-    )
+    return params
 
 
 def open_checkpoint(

@@ -42,7 +42,7 @@ def start_async_engine(
 
     Without `warm_up` a step is compiled when it is first needed, and everybody waits for it.
     """
-    built = build_core(config, progress)
+    built = build_core(config, progress, compile_ahead=warm_up)
     if warm_up:
         built.warm_up()
     core = built.core
@@ -104,7 +104,7 @@ class Engine:
             trace=trace,
             max_queue_len=MAX_TOKENS,  # whoever calls a blocking engine is the only one to wait
         )
-        built = build_core(config, progress)
+        built = build_core(config, progress, compile_ahead=warm_up)
         if built.is_on_gpu if warm_up is None else warm_up:
             built.warm_up()
         self._take(built)

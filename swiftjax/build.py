@@ -1,10 +1,11 @@
 """The one place where the planes meet: `build_core` makes a finished engine core from a path.
 
-It knows the order: device memory fraction, weights, memory budget, runner, scheduler. Everything it
-calls is finished when its constructor returns. Called by `api.py` and the CLI.
+It knows the order: device memory fraction, memory budget, programs, weights, runner, scheduler.
+Everything it calls is finished when its constructor returns. Called by `api.py` and the CLI.
 """
 
 import logging
+import os
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -12,9 +13,7 @@ import jax
 
 from swiftjax import kernels
 from swiftjax.config import EngineConfig, ModelConfig, SchedulerConfig
-from swiftjax.converters.demo_model import resolve_model
-from swiftjax.converters.dummy import load_dummy
-from swiftjax.converters.load import load_checkpoint
+from swiftjax.converters.load import load_params
 from swiftjax.engine.batching import Buckets, make_buckets, make_single_bucket
 from swiftjax.engine.core import EngineCore, EngineLimits
 from swiftjax.engine.page_pool import PagePool
@@ -28,8 +27,15 @@ from swiftjax.engine.tracer import Tracer, check_writable
 from swiftjax.errors import InvalidRequestError, UnsupportedError
 from swiftjax.memory import GIB, MemoryPlan
 from swiftjax.model.programs import SAMPLERS
-from swiftjax.model.runner import ModelRunner, make_runner
-from swiftjax.sizing import Sizes, choose_sizes, configure_jax, is_on_gpu, plan_memory
+from swiftjax.model.runner import ModelRunner, make_programs, make_state
+from swiftjax.sizing import (
+    Sizes,
+    choose_sizes,
+    configure_jax,
+    is_on_gpu,
+    open_model,
+    plan_memory,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -74,30 +80,29 @@ class BuiltCore(NamedTuple):
 
 
 def build_core(
-    config: EngineConfig, progress: Callable[[int, int], None] | None = None
+    config: EngineConfig,
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    compile_ahead: bool | None = False,
 ) -> BuiltCore:
     """Load a model and assemble its engine; `progress` gets (bytes read, bytes in all).
 
+    `compile_ahead` compiles the steps while the weights are read, for a `warm_up` that follows;
+    None does so on a GPU.
     Raises CheckpointError, UnsupportedError or InvalidRequestError before any request is taken.
     """
-    path = None if config.load_format == "dummy" else resolve_model(config.model_path)
     asked = read_implementation(config.implementation)
     if config.trace:
         check_writable(config.trace)
     configure_jax(config.gpu_memory_utilization)
-    if path is None:
-        loaded = load_dummy(config.model_path, dtype=config.dtype, quantization=config.quantization)
-    else:
-        loaded = load_checkpoint(
-            path, dtype=config.dtype, quantization=config.quantization, progress=progress
-        )
-    model = loaded.config
+    opened = open_model(config)
+    model = opened.config
     sizes = choose_sizes(config, model)
     implementation = _choose_implementation(asked, model, sizes.page_size)
-    plan = plan_memory(config, model, sizes, is_loaded=True)
-    runner = make_runner(
+    plan = plan_memory(config, model, sizes)
+    buckets = _make_buckets(sizes, deterministic=config.deterministic)
+    programs = make_programs(
         model,
-        loaded.params,
         max_num_seqs=sizes.max_num_seqs,
         num_pages=plan.num_pages,
         page_size=sizes.page_size,
@@ -105,11 +110,20 @@ def build_core(
         implementation=implementation,
         samplers=("full",) if config.deterministic else SAMPLERS,
     )
-    buckets = _make_buckets(sizes, deterministic=config.deterministic)
-    tokenizer = Tokenizer(loaded.tokenizer_files, chat_template=config.chat_template)
+    if is_on_gpu() if compile_ahead is None else compile_ahead:
+        programs.compile_ahead(buckets.all)
+    params = programs.model.bind(load_params(opened, progress))
+    state = make_state(
+        model,
+        max_num_seqs=sizes.max_num_seqs,
+        num_pages=plan.num_pages,
+        page_size=sizes.page_size,
+    )
+    runner = ModelRunner(programs, params, state)
+    tokenizer = Tokenizer(opened.tokenizer_files, chat_template=config.chat_template)
     limits = EngineLimits(model.vocab_size, sizes.max_model_len, model.eos_token_ids)
     pool = PagePool(plan.num_pages, sizes.page_size)
-    scheduler = _make_scheduler(config, sizes, pool, model, str(path and path.resolve()))
+    scheduler = _make_scheduler(config, sizes, pool, model, os.path.abspath(config.model_path))
     salt = _prefix_salt(model)
     tracer = Tracer(config.trace, scheduler, salt=salt) if config.trace else None
     # A CPU computes with the cores that the host would plan on, so it has nothing to gain.

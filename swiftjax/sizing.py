@@ -5,7 +5,7 @@ by `build.py` and by `swiftjax plan`.
 """
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
@@ -13,9 +13,8 @@ import jax.numpy as jnp
 
 from swiftjax.config import EngineConfig, ModelConfig
 from swiftjax.converters.demo_model import default_cache_dir, resolve_model
-from swiftjax.converters.dummy import dummy_model
-from swiftjax.converters.load import open_checkpoint
-from swiftjax.converters.quantize import with_quantization
+from swiftjax.converters.dummy import open_dummy
+from swiftjax.converters.load import OpenCheckpoint, open_checkpoint
 from swiftjax.errors import InvalidRequestError
 from swiftjax.memory import GIB, MemoryPlan, plan_pages, temporaries
 from swiftjax.model.kv_cache import bytes_per_page
@@ -54,16 +53,18 @@ class PlannedEngine(NamedTuple):
 def plan_engine(config: EngineConfig) -> PlannedEngine:
     """Size an engine without loading any weight; raises what `build_core` would."""
     configure_jax(config.gpu_memory_utilization)
-    if config.load_format == "dummy":
-        model, _ = dummy_model(config.model_path)
-        model = with_quantization(model, config.quantization)
-        model = replace(model, dtype=config.dtype or model.dtype or "float32")
-    else:
-        path = resolve_model(config.model_path)
-        opened = open_checkpoint(path, dtype=config.dtype, quantization=config.quantization)
-        model = opened.config
+    model = open_model(config).config
     sizes = choose_sizes(config, model)
-    return PlannedEngine(model, sizes, plan_memory(config, model, sizes, is_loaded=False))
+    return PlannedEngine(model, sizes, plan_memory(config, model, sizes))
+
+
+def open_model(config: EngineConfig) -> OpenCheckpoint:
+    """Find and check the model of a configuration, without reading its weights."""
+    dtype, quantization = config.dtype, config.quantization
+    if config.load_format == "dummy":
+        return open_dummy(config.model_path, dtype=dtype, quantization=quantization)
+    path = resolve_model(config.model_path)
+    return open_checkpoint(path, dtype=dtype, quantization=quantization)
 
 
 def configure_jax(memory_fraction: float) -> None:
@@ -100,13 +101,10 @@ def choose_sizes(config: EngineConfig, model: ModelConfig) -> Sizes:
     )
 
 
-def plan_memory(
-    config: EngineConfig, model: ModelConfig, sizes: Sizes, *, is_loaded: bool
-) -> MemoryPlan:
-    """Give the KV cache what the weights and the largest step leave.
+def plan_memory(config: EngineConfig, model: ModelConfig, sizes: Sizes) -> MemoryPlan:
+    """Give the KV cache what the weights and the largest step leave; before weights are loaded.
 
-    `is_loaded` says that the weights are among what the device holds already. Raises
-    InvalidRequestError, with the table, for what does not fit.
+    Raises InvalidRequestError, with the table, for what does not fit.
     """
     itemsize = jnp.dtype(model.dtype or "float32").itemsize
     page_bytes = bytes_per_page(model, sizes.page_size, itemsize)
@@ -122,8 +120,7 @@ def plan_memory(
     asked_pages = None if asked is None else -(-asked // sizes.page_size)
     if stats:
         # What else this process holds, such as another engine, is not ours to give away.
-        others = max(0, stats["bytes_in_use"] - (weights if is_loaded else 0))
-        budget = stats["bytes_limit"] - GPU_MARGIN_BYTES - others
+        budget = stats["bytes_limit"] - GPU_MARGIN_BYTES - stats["bytes_in_use"]
     else:
         wanted = max(CPU_CACHE_BYTES, (asked_pages or 0) * page_bytes)
         # A CPU client would promise more than there is, and the system then kills the process.

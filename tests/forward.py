@@ -40,14 +40,15 @@ def forward_logits(
     num_pages = -(-len(token_ids) // page_size)
     config = config if config.dtype else dataclasses.replace(config, dtype="float32")
     length = max(config.max_position, len(token_ids))
-    model = StepModel(config, params, max_model_len=length, implementation=implementation)
+    model = StepModel(config, max_model_len=length, implementation=implementation)
+    weights = model.bind(params)
     step = _step(model, config, implementation)
     cache = make_kv_cache(
         config, num_pages=num_pages, page_size=page_size, dtype=next(iter(params.values())).dtype
     )
     logits = []
     for batch, count in _batches(token_ids, chunks, num_pages, page_size):
-        out, cache = step(model.params, cache, batch)
+        out, cache = step(weights, cache, batch)
         logits.append(np.asarray(out[:count]))
     return np.concatenate(logits)
 

@@ -5,8 +5,11 @@ whole next step; the host knows which sampler a batch needs anyway. A forward pa
 batch shape, a sampler per number of rows. Called by `runner.py` only.
 """
 
-from collections.abc import Callable, Container
+import threading
+from collections.abc import Callable, Container, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax
@@ -27,6 +30,10 @@ Sampler = Literal["greedy", "random", "full"]
 SAMPLERS: tuple[Sampler, ...] = get_args(Sampler)
 
 
+# Tracing shares one interpreter; the compiler runs beside it.
+NUM_THREADS = 4
+
+
 class State(NamedTuple):
     """What a step hands to the next one on the device; donated, and rebound after every call."""
 
@@ -36,17 +43,44 @@ class State(NamedTuple):
 
 
 class Programs:
-    """Compiles on demand; `warm_up` in `runner.py` asks for everything that can occur."""
+    """Compiles on demand, each program once, whichever threads ask for it.
 
-    def __init__(self, model: StepModel, state: State) -> None:
-        self._model = model
-        self._state = jax.eval_shape(lambda: state)
-        self._compiled: dict[tuple[Any, ...], jax.stages.Compiled] = {}
+    Needs the shapes of weights and state only, so it can be at work while weights are loaded.
+    """
+
+    def __init__(
+        self, model: StepModel, state: State, samplers: tuple[Sampler, ...] = SAMPLERS
+    ) -> None:
+        """`state` is abstract; of `samplers` only these are ever asked for."""
+        self.model = model
+        self.samplers = samplers
+        self._state = state
+        self._compiled: dict[tuple[Any, ...], Future[jax.stages.Compiled]] = {}
+        self._lock = threading.Lock()
 
     @property
     def count(self) -> int:
-        """Programs compiled so far."""
+        """Programs compiled so far, or being compiled."""
         return len(self._compiled)
+
+    def of_shapes(self, shapes: list[BatchShape]) -> list[Callable[[], jax.stages.Compiled]]:
+        """Functions that get everything steps of these shapes can need, the longest first."""
+        row_counts = sorted({shape.num_seqs for shape in shapes})
+        lengths = sorted({s.num_tokens for s in shapes if s.num_tokens > s.num_seqs})
+        # So that no thread is left alone with a long one at the end.
+        forwards = sorted(shapes, key=lambda shape: -shape.num_tokens)
+        return [
+            *(partial(self.forward, shape) for shape in forwards),
+            *(partial(self.sampler, n, kind) for n in row_counts for kind in self.samplers),
+            *(partial(self.scorer, length) for length in lengths),
+        ]
+
+    def compile_ahead(self, shapes: Iterable[BatchShape]) -> None:
+        """Start to compile in threads, and return at once; an error reaches whoever asks again."""
+        pool = ThreadPoolExecutor(max_workers=NUM_THREADS, thread_name_prefix="compile")
+        for compile_one in self.of_shapes(list(shapes)):
+            pool.submit(compile_one)
+        pool.shutdown(wait=False)
 
     def forward(self, shape: BatchShape) -> jax.stages.Compiled:
         """(params, kv_cache, last_tokens, packed) -> (logits, hidden or None, kv_cache)."""
@@ -66,13 +100,21 @@ class Programs:
     def _get(
         self, key: tuple[Any, ...], lower: Callable[[], jax.stages.Lowered]
     ) -> jax.stages.Compiled:
-        if (found := self._compiled.get(key)) is None:
-            self._compiled[key] = found = lower().compile()
-        return found
+        with self._lock:
+            future = self._compiled.get(key)
+            is_mine = future is None
+            if future is None:
+                future = self._compiled[key] = Future()
+        if is_mine:
+            try:
+                future.set_result(lower().compile())
+            except BaseException as error:
+                future.set_exception(error)
+        return future.result()
 
     def lower_forward(self, shape: BatchShape) -> jax.stages.Lowered:
         """The forward pass of one shape, traced but not compiled."""
-        model, is_mixed = self._model, shape.num_tokens > shape.num_seqs
+        model, is_mixed = self.model, shape.num_tokens > shape.num_seqs
 
         def forward(
             params: tuple[Array, ...],
@@ -90,12 +132,12 @@ class Programs:
             return logits, hidden if is_mixed else None, kv_cache
 
         packed = _words(packed_sizes(shape)[0])
-        args = (model.params, self._state.kv_cache, self._state.last_tokens, packed)
+        args = (model.abstract_params, self._state.kv_cache, self._state.last_tokens, packed)
         return jax.jit(forward, donate_argnums=1).lower(*args)
 
     def _lower_sampler(self, num_rows: int, kind: Sampler) -> jax.stages.Lowered:
         shape = BatchShape(num_tokens=num_rows, num_seqs=num_rows, max_pages=1)
-        logits = jax.ShapeDtypeStruct((num_rows, self._state.counts.shape[1]), self._model.dtype)
+        logits = jax.ShapeDtypeStruct((num_rows, self._state.counts.shape[1]), self.model.dtype)
         args = (logits, self._state.last_tokens, _words(packed_sizes(shape)[1]))
         if kind != "full":
             step = _choose_greedy if kind == "greedy" else _choose_random
@@ -104,7 +146,7 @@ class Programs:
         return jax.jit(_choose, donate_argnums=(1, 3)).lower(*args, self._state.counts, edits)
 
     def _lower_scorer(self, num_tokens: int) -> jax.stages.Lowered:
-        model = self._model
+        model = self.model
 
         def score(params: tuple[Array, ...], hidden: Array, target_ids: Array) -> Array:
             scores = score_prompt(model.merge(params)[0].logits, hidden, target_ids)
@@ -112,7 +154,7 @@ class Programs:
             return jnp.concatenate([logprobs[:, None], *top], axis=1)
 
         hidden = jax.ShapeDtypeStruct((num_tokens, model.config.hidden_size), model.dtype)
-        return jax.jit(score).lower(model.params, hidden, _words(num_tokens))
+        return jax.jit(score).lower(model.abstract_params, hidden, _words(num_tokens))
 
 
 def choose_sampler(batch: Batch, samplers: Container[Sampler] = SAMPLERS) -> Sampler:

@@ -5,7 +5,6 @@ sampler. Everything is dispatched without waiting, so the next step can follow b
 read. Knows nothing of requests; called by the engine core.
 """
 
-import functools
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +21,14 @@ from swiftjax.model.kv_cache import make_kv_cache
 from swiftjax.model.kv_swap import KVSwap
 from swiftjax.model.packing import pack
 from swiftjax.model.penalties import empty_counts
-from swiftjax.model.programs import SAMPLERS, Programs, Sampler, State, choose_sampler
+from swiftjax.model.programs import (
+    NUM_THREADS,
+    SAMPLERS,
+    Programs,
+    Sampler,
+    State,
+    choose_sampler,
+)
 from swiftjax.model.step_model import StepModel
 from swiftjax.model.step_results import DeviceTokens
 
@@ -32,14 +38,11 @@ NO_MOVES = PageMoves()
 class ModelRunner:
     """Compiles, warms up and dispatches steps."""
 
-    def __init__(
-        self, model: StepModel, state: State, samplers: tuple[Sampler, ...] = SAMPLERS
-    ) -> None:
-        """Of `samplers` the cheapest that will do is used; "full" has to be among them."""
-        self._model = model
+    def __init__(self, programs: Programs, params: tuple[Array, ...], state: State) -> None:
+        """`params` bound by the model of `programs`; of its samplers the cheapest is used."""
+        self._programs = programs
+        self._params = params
         self._state = state
-        self._programs = Programs(model, state)
-        self._samplers = samplers
         self._swap: KVSwap | None = None
         pages = state.kv_cache.keys[0]
         self._num_slots = pages.shape[0] * pages.shape[2]
@@ -61,29 +64,13 @@ class ModelRunner:
 
         `progress` is called with (done, total) after each program.
         """
-        start, todo = time.monotonic(), self._all_programs(list(shapes))
+        start, todo = time.monotonic(), self._programs.of_shapes(list(shapes))
         self._swapper()
-        with ThreadPoolExecutor(max_workers=4) as pool:
+        with ThreadPoolExecutor(max_workers=NUM_THREADS) as pool:
             for done, _ in enumerate(pool.map(lambda compile: compile(), todo), start=1):
                 if progress is not None:
                     progress(done, len(todo))
         return time.monotonic() - start
-
-    def _all_programs(self, shapes: list[BatchShape]) -> list[Callable[[], jax.stages.Compiled]]:
-        get = self._programs
-        row_counts = sorted({shape.num_seqs for shape in shapes})
-        lengths = sorted({s.num_tokens for s in shapes if s.num_tokens > s.num_seqs})
-        # The longest to compile first, so that no thread is left alone with one at the end.
-        forwards = sorted(shapes, key=lambda shape: -shape.num_tokens)
-        return [
-            *(functools.partial(get.forward, shape) for shape in forwards),
-            *(
-                functools.partial(get.sampler, n, kind)
-                for n in row_counts
-                for kind in self._samplers
-            ),
-            *(functools.partial(get.scorer, length) for length in lengths),
-        ]
 
     def measure(self, shape: BatchShape) -> tuple[float, float]:
         """Seconds to move one page one way, and to compute one prompt token in a full step.
@@ -112,9 +99,9 @@ class ModelRunner:
         )
         packed = pack(batch)
         logits, hidden, kv_cache = self._programs.forward(shape)(
-            self._model.params, kv_cache, last_tokens, packed.step
+            self._params, kv_cache, last_tokens, packed.step
         )
-        kind, top = choose_sampler(batch, self._samplers), None
+        kind, top = choose_sampler(batch, self._programs.samplers), None
         sampler = self._programs.sampler(shape.num_seqs, kind)
         if kind == "full":
             edits = self._edits_of(batch)
@@ -139,7 +126,7 @@ class ModelRunner:
         if hidden is None or not (batch.target_ids != NONE).any():
             return None
         scorer = self._programs.scorer(len(batch.token_ids))
-        return scorer(self._model.params, hidden, batch.target_ids)
+        return scorer(self._params, hidden, batch.target_ids)
 
     def load_counts(self, row: int, counts: UInt16[np.ndarray, " V"]) -> None:
         """Replace one row of the token counts before the next step."""
@@ -156,6 +143,34 @@ class ModelRunner:
         return self._programs.lower_forward(shape)
 
 
+def make_programs(
+    config: ModelConfig,
+    *,
+    max_num_seqs: int,
+    num_pages: int,
+    page_size: int,
+    max_model_len: int,
+    implementation: kernels.Implementation,
+    samplers: tuple[Sampler, ...] = SAMPLERS,
+) -> Programs:
+    """The programs of a model and a cache of these sizes, for rows < max_num_seqs."""
+    model = StepModel(config, max_model_len=max_model_len, implementation=implementation)
+    state = jax.eval_shape(
+        lambda: make_state(
+            config, max_num_seqs=max_num_seqs, num_pages=num_pages, page_size=page_size
+        )
+    )
+    return Programs(model, state, samplers)
+
+
+def make_state(config: ModelConfig, *, max_num_seqs: int, num_pages: int, page_size: int) -> State:
+    """A fresh KV cache in the model's dtype, and no tokens."""
+    dtype = jnp.dtype(config.dtype or "float32")
+    cache = make_kv_cache(config, num_pages=num_pages, page_size=page_size, dtype=dtype)
+    last_tokens = jnp.zeros(max_num_seqs, jnp.int32)
+    return State(cache, last_tokens, empty_counts(max_num_seqs, config.vocab_size))
+
+
 def make_runner(
     config: ModelConfig,
     params: dict[str, Array],
@@ -165,12 +180,15 @@ def make_runner(
     page_size: int,
     max_model_len: int,
     implementation: kernels.Implementation,
-    samplers: tuple[Sampler, ...] = SAMPLERS,
 ) -> ModelRunner:
-    """Assemble a runner with a fresh KV cache in the model's dtype, for rows < max_num_seqs."""
-    model = StepModel(config, params, max_model_len=max_model_len, implementation=implementation)
-    dtype = jnp.dtype(config.dtype or "float32")
-    cache = make_kv_cache(config, num_pages=num_pages, page_size=page_size, dtype=dtype)
-    last_tokens = jnp.zeros(max_num_seqs, jnp.int32)
-    state = State(cache, last_tokens, empty_counts(max_num_seqs, config.vocab_size))
-    return ModelRunner(model, state, samplers)
+    """A runner with programs and state of its own, for whoever needs no more than that."""
+    programs = make_programs(
+        config,
+        max_num_seqs=max_num_seqs,
+        num_pages=num_pages,
+        page_size=page_size,
+        max_model_len=max_model_len,
+        implementation=implementation,
+    )
+    state = make_state(config, max_num_seqs=max_num_seqs, num_pages=num_pages, page_size=page_size)
+    return ModelRunner(programs, programs.model.bind(params), state)

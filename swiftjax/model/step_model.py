@@ -19,12 +19,11 @@ from swiftjax.model.rope import RopeTable, make_rope_table
 
 
 class StepModel:
-    """Weights and structure of one model; `params` is what every call is given."""
+    """The structure of one model, without its weights: those are bound once they are loaded."""
 
     def __init__(
         self,
         config: ModelConfig,
-        params: dict[str, Array],
         *,
         max_model_len: int,
         implementation: kernels.Implementation,
@@ -34,16 +33,18 @@ class StepModel:
         model = nnx.eval_shape(lambda: Llama(config, dtype=self.dtype, rngs=nnx.Rngs(0)))
         self._graphdef, state = nnx.split(model)
         paths = [path for path, _ in nnx.to_flat_state(state)]
-        names = [".".join(map(str, path)) for path in paths]
-        table = make_rope_table(config.rope, config.head_dim, max_model_len)
-        leaves, self._treedef = jax.tree.flatten(state)
-        assert len(leaves) == len(names) == len(params)
-        self.params: tuple[Array, ...] = (
-            *(params[name] for name in names),
-            *map(jnp.asarray, table),
-        )
-        self._num_weights = len(names)
+        self._names = [".".join(map(str, path)) for path in paths]
+        self._table = make_rope_table(config.rope, config.head_dim, max_model_len)
+        weights, self._treedef = jax.tree.flatten(state)
+        table = (jax.ShapeDtypeStruct(x.shape, x.dtype) for x in self._table)
+        self.abstract_params: tuple[jax.ShapeDtypeStruct, ...] = (*weights, *table)
         self._implementation: kernels.Implementation = implementation
+
+    def bind(self, params: dict[str, Array]) -> tuple[Array, ...]:
+        """The flat tuple that every call is given, of weights by name and the rotary table."""
+        assert params.keys() == set(self._names)
+        weights = (params[name] for name in self._names)
+        return (*weights, *map(jnp.asarray, self._table))
 
     def forward(
         self, params: tuple[Array, ...], kv_cache: KVCache, batch: Batch
@@ -55,5 +56,5 @@ class StepModel:
 
     def merge(self, params: tuple[Array, ...]) -> tuple[Llama, RopeTable]:
         """The module over these arrays."""
-        weights, table = params[: self._num_weights], RopeTable(*params[self._num_weights :])
+        weights, table = params[: len(self._names)], RopeTable(*params[len(self._names) :])
         return nnx.merge(self._graphdef, jax.tree.unflatten(self._treedef, weights)), table
