@@ -112,6 +112,39 @@ def exp2(x: jax.Array) -> jax.Array:
     return out
 
 
+def unpack_nibble(words: jax.Array, zeros: jax.Array, j: int) -> jax.Array:
+    """Nibble `j` of every word minus `zeros`, in the 16-bit float type of `zeros`.
+
+    Two words at a time: a nibble becomes the last bits of the mantissa of a number whose last bit
+    counts one (128 in bfloat16, 1024 in float16), and that number is subtracted with the zero
+    point. Three instructions make two weights, where conversions would take twice as many; what
+    all planes of a word have in common the assembler computes once.
+    """
+    name, one, base = (
+        ("bf16x2", 0x3F80, 0x4300) if zeros.dtype == jnp.bfloat16 else ("f16x2", 0x3C00, 0x6400)
+    )
+    one, base, sign = (f"0x{half * 0x10001:08x}" for half in (one, base, 0x8000))
+    lines = [
+        ".reg .b32 pair, base, one, minus;",
+        f"mov.b32 base, {base};",
+        f"mov.b32 one, {one};",
+        f"fma.rn.{name} minus, $3, one, base;",
+        f"xor.b32 minus, minus, {sign};",
+        f"prmt.b32 pair, $1, $2, {'0x5410' if j < 4 else '0x7632'};",
+        f"shr.u32 pair, pair, {4 * (j % 4)};",
+        "lop3.b32 pair, pair, 0x000f000f, base, 0xea;",
+        f"fma.rn.{name} $0, pair, one, minus;",
+    ]
+    (out,) = plt.elementwise_inline_asm(
+        "{" + " ".join(lines) + "}",
+        args=[words, zeros],
+        constraints="=r,r,r,r",
+        pack=2,
+        result_shape_dtypes=[jax.ShapeDtypeStruct(words.shape, zeros.dtype)],
+    )
+    return out
+
+
 def launch(
     kernel: Callable[..., None],
     arguments: Sequence[jax.Array],

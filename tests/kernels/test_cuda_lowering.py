@@ -1,5 +1,7 @@
 """Every kernel lowers for CUDA without a GPU: interpret mode accepts what Triton refuses."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -9,8 +11,13 @@ from swiftjax.kernels import (
     Streams,
     _triton,
     decode_attention,
+    fp8_matmul,
+    int4_matmul,
+    int8_matmul,
+    packed_int4,
     ragged_attention,
     rope_write,
+    w8a8_matmul,
     write_kv,
 )
 from swiftjax.kernels.decode_attention import choose_decode_config
@@ -120,6 +127,30 @@ def test_rope_write_lowers(name: str, num_tokens: int) -> None:
 
     text = cross_lower(f, pages, pages, qkv, angles, angles, spec(num_tokens), norm, norm)
     assert text.count("__gpu$xla.gpu.triton") == 2
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "dtype", "outputs", "inputs"),
+    [(1, jnp.bfloat16, 28672, 4096), (64, jnp.float16, 4096, 14336), (8, jnp.bfloat16, 960, 576)],
+)
+def test_quantized_matmuls_lower(num_tokens: int, dtype, outputs: int, inputs: int) -> None:
+    """Large matrices, one with a split sum, and one whose inputs are no multiple of 128."""
+    x = spec(num_tokens, inputs, dtype=dtype)
+    per_output = spec(outputs, dtype=jnp.float32)
+    for matmul, stored in (
+        (int8_matmul, jnp.int8),
+        (w8a8_matmul, jnp.int8),
+        (fp8_matmul, jnp.float8_e4m3fn),
+    ):
+        f = partial(matmul, implementation="triton")
+        text = cross_lower(f, x, spec(outputs, inputs, dtype=stored), per_output)
+        assert text.count("__gpu$xla.gpu.triton") == 1
+    for group_size in (32, 64, 128):
+        groups = (-(-inputs // group_size), outputs)
+        f = partial(int4_matmul, implementation="triton", group_size=group_size)
+        words = spec(outputs, packed_int4.words_per_row(inputs))
+        scale, zero = spec(*groups, dtype=jnp.float32), spec(*groups, dtype=jnp.uint8)
+        assert cross_lower(f, x, words, scale, zero).count("__gpu$xla.gpu.triton") == 1
 
 
 @pytest.mark.parametrize("limit", _triton.SHARED_MEMORY.values())

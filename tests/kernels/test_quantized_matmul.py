@@ -1,5 +1,7 @@
 """Products with quantised weights against float64, in every implementation."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -8,12 +10,17 @@ import pytest
 
 from swiftjax.converters.round_to_nearest import round_to_nearest
 from swiftjax.kernels import (
+    _triton,
     fp8_matmul,
     int4_matmul,
     int8_matmul,
     packed_int4,
     w8a8_matmul,
 )
+from swiftjax.kernels.int4_matmul import int4_tiles
+from swiftjax.kernels.narrow_matmul import narrow_matmul
+from swiftjax.kernels.quantized_reference import FP8, quantize_rows
+from swiftjax.kernels.split_k import MatmulTile
 from swiftjax.quantization import WeightFormat
 
 MATMULS = {"int8": int8_matmul, "w8a8": w8a8_matmul, "fp8": fp8_matmul}
@@ -87,3 +94,63 @@ def test_int4(group_size: int, num_inputs: int) -> None:
         part = weights[:, group]
         step = (np.maximum(part.max(1), 0) - np.minimum(part.min(1), 0)) / 15
         assert (np.abs(np.asarray(dense)[:, group] - part) <= step[:, None] * 0.5001).all()
+
+
+def tile(block_m: int, block_n: int, block_k: int, splits: int, transposed: bool) -> MatmulTile:
+    launch = _triton.Launch(num_warps=4, num_stages=2)
+    return MatmulTile(
+        block_m=block_m, block_n=block_n, block_k=block_k, splits=splits,
+        transposed=transposed, launch=launch,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("kind", MATMULS)
+def test_triton_eight_bits(kind: str, splits: int, transposed: bool) -> None:
+    """Neither tokens, outputs nor inputs fill their tiles."""
+    x, weights = problem(21, 200, 40)
+    form = WeightFormat(kind=kind)  # type: ignore[arg-type]
+    arrays = [jnp.asarray(values) for values in round_to_nearest(weights, form).values()]
+    rows, scale = jnp.asarray(x, jnp.bfloat16), None
+    wanted = np.asarray(MATMULS[kind](rows, *arrays, implementation="xla"), np.float64)
+    if kind != "int8":
+        limit, stored = (127.0, jnp.int8) if kind == "w8a8" else (448.0, FP8)
+        values, row_scale = quantize_rows(rows, limit)
+        values = jnp.round(values) if kind == "w8a8" else values
+        rows, scale = values.astype(stored), row_scale[:, 0]
+    y = narrow_matmul(
+        rows, *arrays, scale, dtype=jnp.dtype(jnp.bfloat16),
+        tile=tile(16, 32, 64, splits, transposed),
+    )  # fmt: skip
+    assert y.dtype == jnp.bfloat16 and relative_error(y, wanted) < 6e-3
+
+
+@pytest.mark.parametrize(
+    ("group_size", "splits", "transposed"),
+    [(32, 1, True), (64, 3, False), (64, 1, True), (128, 3, True), (128, 1, False)],
+)
+def test_triton_int4(group_size: int, splits: int, transposed: bool) -> None:
+    """The last block of 128 inputs is short, and so is the last group."""
+    x, weights = problem(21, 600, 40)
+    packed = round_to_nearest(weights, WeightFormat(kind="int4", group_size=group_size))
+    arrays = [jnp.asarray(values) for values in packed.values()]
+    wanted = int4_matmul(jnp.asarray(x), *arrays, group_size=group_size, implementation="xla")
+    y = int4_tiles(
+        jnp.asarray(x), *arrays, group_size=group_size, tile=tile(16, 32, 128, splits, transposed)
+    )
+    assert relative_error(y, np.asarray(wanted, np.float64)) < 2e-6
+
+
+@pytest.mark.parametrize("num_tokens", [1, 64])
+@pytest.mark.parametrize("kind", ["int4", *MATMULS])
+def test_chosen_tiles_compute_the_product(kind: str, num_tokens: int) -> None:
+    """What the model calls, with the tile that the kernel chooses itself."""
+    x, weights = problem(num_tokens, 576, 96)
+    group = 64 if kind == "int4" else 0
+    form = WeightFormat(kind=kind, group_size=group)  # type: ignore[arg-type]
+    arrays = [jnp.asarray(values) for values in round_to_nearest(weights, form).values()]
+    matmul = partial(int4_matmul, group_size=64) if kind == "int4" else MATMULS[kind]
+    rows = jnp.asarray(x, jnp.bfloat16)
+    wanted = np.asarray(matmul(rows, *arrays, implementation="xla"), np.float64)
+    assert relative_error(matmul(rows, *arrays, implementation="triton"), wanted) < 8e-3
