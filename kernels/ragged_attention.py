@@ -46,13 +46,15 @@ def ragged_attention(
     scale: float,
     window: int = 0,
     streams: Streams | None = None,
+    row_invariant: bool = False,
     implementation: Implementation | None = None,
 ) -> Float[Array, "T N H"]:
     """Attend causally from the last query_starts[b+1] - query_starts[b] tokens of every sequence b.
 
     `query_starts` rises from 0; rows from `query_starts[B]` on are padding and give zeros, and a
     sequence may have no new tokens at all. `window`, `streams` and the errors are those of
-    `decode_attention`.
+    `decode_attention`. With `row_invariant` a token's bits depend on its context only, not on how
+    many others of its sequence are new; "xla" is slower for it, the others always are so.
     """
     implementation = implementation or choose_implementation(jax.default_backend())
     check_attention(q, k_pages, window, streams, implementation)
@@ -60,7 +62,9 @@ def ragged_attention(
     if implementation == "reference":
         return reference.ragged_attention(*arrays, scale=scale, window=window, streams=streams)
     if implementation == "xla":
-        return xla_attention.ragged_attention(*arrays, scale=scale, window=window, streams=streams)
+        return xla_attention.ragged_attention(
+            *arrays, scale=scale, window=window, streams=streams, row_invariant=row_invariant
+        )
     return block_attention(*arrays, scale=scale, window=window, streams=streams)
 
 

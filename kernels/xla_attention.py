@@ -75,14 +75,17 @@ def ragged_attention(
     scale: float,
     window: int = 0,
     streams: Streams | None = None,
+    row_invariant: bool = False,
 ) -> Float[Array, "T N H"]:
     """Attend for one query block after the other, then for all single tokens together.
 
-    Each block has its own trips; spares never run. A single token would cost a whole block.
+    Each block has its own trips; spares never run. A single token would cost a whole block, which
+    is what it does if `row_invariant`, as products of other shapes round otherwise.
     """
     num_tokens, num_kv_heads = q.shape[0], k_pages.shape[1]
     block_q = choose_block_q(num_tokens, context_lens.shape[0])
-    blocks = query_blocks(query_starts, context_lens, num_tokens, block_q, min_new=2)
+    min_new = 1 if row_invariant else 2
+    blocks = query_blocks(query_starts, context_lens, num_tokens, block_q, min_new)
 
     def one_block(i: Int32[Array, ""], out: Float[Array, "padded N H"]) -> Array:
         first, offsets = blocks.first[i], jnp.arange(block_q, dtype=jnp.int32)
@@ -107,6 +110,8 @@ def ragged_attention(
     padded_sink = None if streams is None else jnp.pad(streams.q_sink, padding)
     mask = make_mask(window, streams)
     out = lax.fori_loop(0, blocks.count, one_block, jnp.zeros_like(padded_q))[:num_tokens]
+    if row_invariant:
+        return out
     is_single = jnp.diff(query_starts) == 1
     singles = jnp.where(is_single, query_starts[:-1], num_tokens)
     decoded = decode_attention(

@@ -109,6 +109,7 @@ def build_core(
         max_model_len=sizes.max_model_len,
         implementation=implementation,
         samplers=("full",) if config.deterministic else SAMPLERS,
+        row_invariant=config.deterministic,
     )
     if is_on_gpu() if compile_ahead is None else compile_ahead:
         programs.compile_ahead(buckets.all)

@@ -27,7 +27,7 @@ from swiftjax.model.rope import RopeTable, dynamic_rope_angles, rope_angles
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=("slot_mapping", "page_table", "query_starts", "context_lens", "cos", "sin"),
-    meta_fields=("is_decode", "implementation"),
+    meta_fields=("is_decode", "row_invariant", "implementation"),
 )
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerInputs:
@@ -40,6 +40,7 @@ class LayerInputs:
     cos: Any  # [T H/2] float32
     sin: Any  # [T H/2] float32
     is_decode: bool  # T == B: one new token per sequence
+    row_invariant: bool  # a row's bits do not depend on what else its chunk holds
     implementation: kernels.Implementation
 
 
@@ -131,6 +132,7 @@ class Attention(nnx.Module):
             inputs.context_lens,
             scale=scale,
             window=self.window,
+            row_invariant=inputs.row_invariant,
             implementation=inputs.implementation,
         )
 
@@ -224,6 +226,8 @@ class Llama(nnx.Module):
         kv_cache: KVCache,
         rope_table: RopeTable,
         implementation: kernels.Implementation,
+        *,
+        row_invariant: bool = False,
     ) -> tuple[Float[Array, "T D"], KVCache]:
         """Hidden states of every token after the last norm, and the cache with the new tokens."""
         cos, sin = _angles(self.config, rope_table, batch)
@@ -235,6 +239,7 @@ class Llama(nnx.Module):
             cos=cos,
             sin=sin,
             is_decode=batch.token_ids.shape == batch.context_lens.shape,
+            row_invariant=row_invariant,
             implementation=implementation,
         )
         x = self.embed.embedding[...][batch.token_ids]

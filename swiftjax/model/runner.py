@@ -152,9 +152,15 @@ def make_programs(
     max_model_len: int,
     implementation: kernels.Implementation,
     samplers: tuple[Sampler, ...] = SAMPLERS,
+    row_invariant: bool = False,
 ) -> Programs:
     """The programs of a model and a cache of these sizes, for rows < max_num_seqs."""
-    model = StepModel(config, max_model_len=max_model_len, implementation=implementation)
+    model = StepModel(
+        config,
+        max_model_len=max_model_len,
+        implementation=implementation,
+        row_invariant=row_invariant,
+    )
     state = jax.eval_shape(
         lambda: make_state(
             config, max_num_seqs=max_num_seqs, num_pages=num_pages, page_size=page_size

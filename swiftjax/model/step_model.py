@@ -27,6 +27,7 @@ class StepModel:
         *,
         max_model_len: int,
         implementation: kernels.Implementation,
+        row_invariant: bool = False,
     ) -> None:
         self.config = config
         self.dtype = jnp.dtype(config.dtype or "float32")
@@ -39,6 +40,7 @@ class StepModel:
         table = (jax.ShapeDtypeStruct(x.shape, x.dtype) for x in self._table)
         self.abstract_params: tuple[jax.ShapeDtypeStruct, ...] = (*weights, *table)
         self._implementation: kernels.Implementation = implementation
+        self._row_invariant = row_invariant
 
     def bind(self, params: dict[str, Array]) -> tuple[Array, ...]:
         """The flat tuple that every call is given, of weights by name and the rotary table."""
@@ -51,7 +53,9 @@ class StepModel:
     ) -> tuple[Llama, Array, KVCache]:
         """Run all layers; returns the merged model too, for its head."""
         model, table = self.merge(params)
-        hidden, kv_cache = model(batch, kv_cache, table, self._implementation)
+        hidden, kv_cache = model(
+            batch, kv_cache, table, self._implementation, row_invariant=self._row_invariant
+        )
         return model, hidden, kv_cache
 
     def merge(self, params: tuple[Array, ...]) -> tuple[Llama, RopeTable]:

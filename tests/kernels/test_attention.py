@@ -104,6 +104,28 @@ def test_chunks_equal_one_pass(implementation: Implementation) -> None:
         np.testing.assert_allclose(part, whole[first:last], rtol=0, atol=2e-6)
 
 
+@pytest.mark.parametrize("group", [1, 2, 4])
+def test_row_invariant_bits_do_not_depend_on_the_chunk(group: int) -> None:
+    """The last token of a sequence, alone or with 1, 4 or 39 others of it, beside other chunks."""
+    case = make_case(Shape(sequences=((400, 40), (90, 40), (3, 1)), group=group))
+
+    @jax.jit
+    def run(q: jax.Array, starts: jax.Array, lens: jax.Array) -> jax.Array:
+        arrays = (case.k_pages, case.v_pages, case.page_table, starts, lens)
+        return ragged_attention(
+            q, *arrays, **case.options, row_invariant=True, implementation="xla"
+        )
+
+    rows = set()
+    for new, others in ((40, 40), (5, 1), (2, 40), (1, 1), (1, 17)):
+        starts = np.cumsum([0, new, others, 1]).astype(np.int32)
+        q = np.zeros(case.q.shape, np.float32)
+        q[:new] = case.q[40 - new : 40]
+        lens = np.asarray([440, 90 + others, 4], np.int32)
+        rows.add(np.asarray(run(q, starts, lens))[new - 1].tobytes())
+    assert len(rows) == 1
+
+
 def test_arguments_that_do_not_fit_are_refused_by_name() -> None:
     case = make_case(Shape(sequences=((5, 1), (9, 1))))
     arrays = (case.q, case.k_pages, case.v_pages, case.page_table, case.context_lens)
