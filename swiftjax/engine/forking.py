@@ -38,6 +38,10 @@ class ForkTable:
         self._started: dict[Family, None] = {}  # with somebody to fork, and somebody who ran
         self.num_forking = 0
 
+    def __len__(self) -> int:
+        """Sequences that belong to a family."""
+        return len(self._families)
+
     def add(self, sequence: Sequence, leader: Sequence) -> None:
         """Take a choice that is to be forked from what `leader`, another one, computes."""
         family = self._families.setdefault(leader.order, Family(leader))

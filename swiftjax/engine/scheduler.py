@@ -242,6 +242,7 @@ class Scheduler:
         assert self._pages.num_on_host <= self.costs.host_pages or not preempted
         assert self._paused.keys() <= self._by_id.keys()
         assert len(self._by_id) == len(running) + len(preempted) + self._num_queued
+        assert self._forks.num_forking <= len(self._forks) <= len(self._by_id)
 
     def _expire(self, now: float) -> None:
         for request_id in self._deadlines.pop_due(now):
