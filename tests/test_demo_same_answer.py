@@ -1,14 +1,18 @@
 """The same request gives the same answer, whatever happens around it: SmolLM2 in float32."""
 
+import dataclasses
 import functools
 from pathlib import Path
 
 import pytest
 
+from swiftjax.config import SchedulerConfig
+from swiftjax.engine.choices import derive_seed
 from swiftjax.engine.request import GenerationConfig
 from tests import same_answer
 from tests.demo import core_over
-from tests.same_answer import CIRCUMSTANCES, Answer, Ask, MakeCore
+from tests.fakes import make_request
+from tests.same_answer import BUDGET, CIRCUMSTANCES, MAX_SEQS, Answer, Ask, MakeCore
 
 pytestmark = pytest.mark.demo_model
 
@@ -39,3 +43,27 @@ def test_b015_b046_same_answer(make_core: MakeCore, alone: list[Answer], name: s
 @pytest.mark.parametrize("ask", ASKS[:2], ids=["greedy", "seeded"])
 def test_same_shapes_agree_more_closely(make_core: MakeCore, ask: Ask) -> None:
     same_answer.assert_same_shapes_agree(make_core, [ask])
+
+
+@pytest.mark.parametrize("overlaps", [False, True], ids=["plain", "overlapped"])
+def test_b015_choices_are_what_separate_requests_would_be(
+    make_core: MakeCore, overlaps: bool
+) -> None:
+    """Forked from one prompt, whose last page is partly filled: as if each had come alone."""
+    prompt, config = ASKS[2][0], GenerationConfig(max_new_tokens=10, temperature=1.0, seed=42)
+    seeds = [derive_seed(42, index) for index in range(3)]
+    want = same_answer.alone(
+        make_core, [(prompt, dataclasses.replace(config, seed=seed)) for seed in seeds]
+    )
+    core = make_core(
+        SchedulerConfig(max_num_seqs=MAX_SEQS, max_num_batched_tokens=BUDGET, prefix_cache=False),
+        same_answer.RECOMPUTE,
+        overlaps,
+    )
+    core.submit(make_request(core, prompt, dataclasses.replace(config, n=3)))
+    got: list[Answer] = [([], []) for _ in seeds]
+    while core.has_work:
+        for output in core.step():
+            got[output.index][0].extend(output.token_ids)
+            got[output.index][1].extend(output.logprobs)
+    same_answer.assert_same(got, want, 1e-4)
