@@ -10,6 +10,8 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
 from swiftjax.engine.checks import check_count
+from swiftjax.engine.constraint import MAX_CHOICES as MAX_CHOICE_TEXTS
+from swiftjax.engine.constraint import Constraint
 from swiftjax.engine.generation import (
     MAX_ALLOWED_IDS,
     MAX_BAD_WORD_LEN,
@@ -64,6 +66,7 @@ def read_generation_config(request: pb.GenerateRequest) -> GenerationConfig:
         prompt_logprobs=_given(output, "prompt_logprobs", None),
         logprobs_mode="processed" if processed else "raw",
         echo=output.echo,
+        constraint=_read_constraint(request.constraint),
     )
 
 
@@ -81,6 +84,32 @@ def _read_duration(duration: Duration) -> float:
             "1e9 and have the sign of the seconds"
         )
     return seconds + nanos / 1e9
+
+
+def _read_constraint(message: pb.Constraint) -> Constraint | None:
+    match kind := message.WhichOneof("kind"):
+        case "json_schema" | "regex" | "grammar":
+            return Constraint(kind=kind, text=getattr(message, kind))
+        case "choice":
+            check_count("choices", len(message.choice.texts), MAX_CHOICE_TEXTS)
+            return Constraint(kind="choice", choices=tuple(message.choice.texts))
+        case "json_object" if message.json_object:
+            return Constraint(kind="json_object")
+    return None
+
+
+def _write_constraint(constraint: Constraint) -> pb.Constraint:
+    match constraint.kind:
+        case "choice":
+            return pb.Constraint(choice=pb.Choices(texts=constraint.choices))
+        case "json_object":
+            return pb.Constraint(json_object=True)
+        case "json_schema":
+            return pb.Constraint(json_schema=constraint.text)
+        case "regex":
+            return pb.Constraint(regex=constraint.text)
+        case "grammar":
+            return pb.Constraint(grammar=constraint.text)
 
 
 def _check_counts(sampling: pb.SamplingOptions, stop: pb.StopOptions) -> None:
@@ -122,6 +151,8 @@ def write_options(config: GenerationConfig, request: pb.GenerateRequest) -> None
             include_stop_string=config.include_stop_str,
         )
     )
+    if config.constraint is not None:
+        request.constraint.CopyFrom(_write_constraint(config.constraint))
     processed = config.logprobs_mode == "processed"
     request.output.CopyFrom(
         pb.OutputOptions(

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from swiftjax.api import start_async_engine as start_async_engine
     from swiftjax.config import EngineConfig as EngineConfig
     from swiftjax.engine.async_engine import AsyncEngine as AsyncEngine
+    from swiftjax.engine.constraint import Constraint as Constraint
     from swiftjax.engine.request import GenerationConfig as GenerationConfig
     from swiftjax.engine.request import RequestOptions as RequestOptions
     from swiftjax.engine.request import RequestOutput as RequestOutput
@@ -23,6 +24,7 @@ _HOMES = {
     "start_async_engine": "swiftjax.api",
     "AsyncEngine": "swiftjax.engine.async_engine",
     "EngineConfig": "swiftjax.config",
+    "Constraint": "swiftjax.engine.constraint",
     "GenerationConfig": "swiftjax.engine.request",
     "RequestOptions": "swiftjax.engine.request",
     "RequestOutput": "swiftjax.engine.request",

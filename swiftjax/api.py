@@ -16,6 +16,7 @@ from swiftjax.build import BuiltCore as BuiltCore
 from swiftjax.build import build_core as build_core
 from swiftjax.config import Dtype, EngineConfig, QueuePolicyChoice, VictimPolicyName
 from swiftjax.engine.async_engine import AsyncEngine, ThreadLink
+from swiftjax.engine.grammar import GrammarCompiler
 from swiftjax.engine.request import (
     MAX_TOKENS,
     NO_OPTIONS,
@@ -119,6 +120,10 @@ class Engine:
     def _take(self, built: BuiltCore) -> None:
         self.built = built
         self.tokenizer = built.tokenizer
+        limits = built.core.limits
+        self._grammars = GrammarCompiler(
+            self.tokenizer.files.tokenizer_json, limits.vocab_size, limits.eos_token_ids
+        )
         self._core = built.core
         self._growing: dict[str, WholeAnswer] = {}
         self._completed: dict[str, RequestOutput] = {}
@@ -200,16 +205,19 @@ class Engine:
     ) -> Request:
         limits = self._core.limits
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        config = config or GenerationConfig()
+        constraint = config.constraint
         return resolve_request(
             request_id or f"request-{next(self._ids)}",
             [int(i) if isinstance(i, np.integer) else i for i in ids],
-            config or GenerationConfig(),
+            config,
             vocab_size=limits.vocab_size,
             max_model_len=limits.max_model_len,
             eos_token_ids=limits.eos_token_ids,
             fresh_seed=secrets.randbits(64),
             arrival_time=time.monotonic(),
             options=options,
+            grammar=None if constraint is None else self._grammars.compile(constraint),
         )
 
     def _submit_all(self, requests: list[Request], prompts: list[Prompt]) -> list[str]:

@@ -22,6 +22,7 @@ NONE = 2**31 - 1  # an id or row past every end: reads of it give nothing, write
 MAX_EDITS = 1024  # E: most entries of one row of TokenEdits
 PROMPT_BIT = 2**15  # in a token count: the token is in the prompt; the bits below count its output
 MAX_COUNT = 2**15 - 1  # counts of output tokens stop here
+ALL_ALLOWED = -1  # a word of a token mask: 32 tokens, a bit each, the lowest id lowest
 NUM_TOP = 20  # most likely tokens that a step reports at most
 
 
@@ -82,6 +83,7 @@ class Batch:
     target_ids: Array  # [T] int32, prompt token to score from here; NONE where none is asked
     sampling: Any  # SamplingBatch; None inside the model, which does not sample, like target_ids
     edits: TokenEdits | None  # None when no row has any; then nothing is sent
+    masks: Array | None = None  # [R W] int32, W = ceil(V / 32): allowed tokens; None likewise
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,7 +124,12 @@ def empty_edits(num_rows: int) -> TokenEdits:
     )
 
 
-def empty_batch(shape: BatchShape, num_slots: int, edits: TokenEdits | None = None) -> Batch:
+def empty_batch(
+    shape: BatchShape,
+    num_slots: int,
+    edits: TokenEdits | None = None,
+    masks: Array | None = None,
+) -> Batch:
     """A batch of nothing but padding: what a warm-up runs, and what `make_batch` fills in."""
     tokens, seqs, pages = shape.num_tokens, shape.num_seqs, shape.max_pages
     return Batch(
@@ -138,6 +145,7 @@ def empty_batch(shape: BatchShape, num_slots: int, edits: TokenEdits | None = No
         target_ids=np.full(tokens, NONE, np.int32),
         sampling=empty_sampling(seqs),
         edits=edits,
+        masks=masks,
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
 from swiftjax.engine.checks import check_count
+from swiftjax.engine.constraint import Constraint
 from swiftjax.engine.generation import (
     MAX_LOGIT_BIAS,
     MAX_LOGPROBS,
@@ -56,10 +57,6 @@ def read_prompt(request: pb.GenerateRequest, max_model_len: int) -> str | list[i
 
 def read_config(params: pb.SamplingParams) -> GenerationConfig:
     """Read the options; raises InvalidRequestError for what is out of range or not built."""
-    if params.WhichOneof("constraint") is not None:
-        raise InvalidRequestError(
-            f"{params.WhichOneof('constraint')}: constrained answers are not supported"
-        )
     check_count("stop strings", len(params.stop), MAX_STOP_STRINGS)
     check_count("stop token ids", len(params.stop_token_ids), MAX_STOP_TOKEN_IDS)
     check_count("logit_bias entries", len(params.logit_bias), MAX_LOGIT_BIAS)
@@ -82,7 +79,21 @@ def read_config(params: pb.SamplingParams) -> GenerationConfig:
         ignore_eos=params.ignore_eos,
         logprobs=_count(params, "logprobs"),
         prompt_logprobs=_count(params, "prompt_logprobs"),
+        constraint=_read_constraint(params),
     )
+
+
+def _read_constraint(params: pb.SamplingParams) -> Constraint | None:
+    match kind := params.WhichOneof("constraint"):
+        case "json_schema" | "regex" | "grammar":
+            return Constraint(kind=kind, text=getattr(params, kind))
+        case "json_object":
+            return Constraint(kind="json_object") if params.json_object else None
+        case "choice":
+            return Constraint(kind="choice", choices=tuple(params.choice.choices))
+        case None:
+            return None
+    raise InvalidRequestError(f"{kind} is not supported")
 
 
 def _count(params: pb.SamplingParams, name: str) -> int | None:

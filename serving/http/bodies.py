@@ -37,6 +37,32 @@ class StreamOptions(Struct, kw_only=True, forbid_unknown_fields=True):
     include_obfuscation: Ignored = None
 
 
+class SchemaFormat(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A JSON schema as OpenAI wraps it; every schema is held to, strict or not."""
+
+    schema: dict[str, Any] | bool
+    name: Ignored = None
+    description: Ignored = None
+    strict: Ignored = None
+
+
+class ResponseFormat(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What the answer must look like."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: SchemaFormat | None = None
+
+
+class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The same, with kinds that OpenAI does not have; exactly one is set."""
+
+    json: dict[str, Any] | bool | None = None
+    json_object: bool | None = None
+    regex: str | None = None
+    grammar: str | None = None
+    choice: list[str] | None = None
+
+
 class Options(Struct, kw_only=True, forbid_unknown_fields=True):
     """What completions and chats share; the lines after `user` are ours, not OpenAI's."""
 
@@ -61,6 +87,8 @@ class Options(Struct, kw_only=True, forbid_unknown_fields=True):
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     include_stop_str_in_output: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     time_limit: Annotated[float, Meta(gt=0, le=10**6)] | None = None
     priority: Annotated[int, Meta(ge=-MAX_TOKENS, le=MAX_TOKENS)] | None = None
     client_id: Label | None = None
@@ -92,13 +120,6 @@ class Message(Struct, kw_only=True, forbid_unknown_fields=True):
     annotations: Ignored = None
 
 
-class ResponseFormat(Struct, kw_only=True, forbid_unknown_fields=True):
-    """What the answer must look like."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: dict[str, Any] | None = None
-
-
 class ChatBody(Options, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/chat/completions."""
 
@@ -106,7 +127,6 @@ class ChatBody(Options, kw_only=True, forbid_unknown_fields=True):
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
-    response_format: ResponseFormat | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     # Asked for, these would change the answer, so they are refused.

@@ -7,6 +7,9 @@ model. Knows no engine and does no I/O.
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
+from swiftjax.engine.constraint import Constraint
 from swiftjax.engine.core import EngineLimits
 from swiftjax.engine.request import GenerationConfig, Prompt, RequestOptions
 from swiftjax.serving.http.bodies import ChatBody, CompletionBody, Message, Options
@@ -60,8 +63,6 @@ def read_chat(body: ChatBody) -> Asked:
             raise FieldError(f"{name} is not supported: leave it out", name)
     if body.modalities not in (None, [], ["text"]):
         raise FieldError("modalities: only text is generated", "modalities")
-    if body.response_format is not None and body.response_format.type != "text":
-        raise FieldError("response_format: only type text is supported", "response_format")
     if body.tool_choice not in (None, "none", "auto"):
         raise FieldError("tool_choice names a tool and there are none", "tool_choice")
     if body.top_logprobs is not None and not body.logprobs:
@@ -155,6 +156,7 @@ def _asked(
         include_stop_str=bool(body.include_stop_str_in_output),
         logprobs=logprobs,
         echo=echo,
+        constraint=_read_constraint(body),
         **named,
     )
     include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
@@ -166,3 +168,38 @@ def _asked(
         time_limit=body.time_limit,
     )
     return Asked(config, bool(body.stream), include_usage, options)
+
+
+def _schema_text(schema: dict[str, Any] | bool) -> str:
+    try:
+        return msgspec.json.encode(schema).decode()
+    except RecursionError:
+        raise FieldError("the schema nests too deeply") from None
+
+
+def _read_constraint(body: Options) -> Constraint | None:
+    found = []
+    if body.response_format is not None and body.response_format.type != "text":
+        schema = body.response_format.json_schema
+        if body.response_format.type == "json_object":
+            found.append(Constraint(kind="json_object"))
+        elif schema is None:
+            raise FieldError("response_format.json_schema is missing", "response_format")
+        else:
+            found.append(Constraint(kind="json_schema", text=_schema_text(schema.schema)))
+    if (asked := body.structured_outputs) is not None:
+        if asked.json is not None:
+            found.append(Constraint(kind="json_schema", text=_schema_text(asked.json)))
+        if asked.json_object:
+            found.append(Constraint(kind="json_object"))
+        if asked.regex is not None:
+            found.append(Constraint(kind="regex", text=asked.regex))
+        if asked.grammar is not None:
+            found.append(Constraint(kind="grammar", text=asked.grammar))
+        if asked.choice is not None:
+            found.append(Constraint(kind="choice", choices=tuple(asked.choice)))
+        if not found:
+            raise FieldError("structured_outputs: set one of its fields", "structured_outputs")
+    if len(found) > 1:
+        raise FieldError("several constraints are set: an answer takes one", "structured_outputs")
+    return found[0] if found else None

@@ -15,6 +15,7 @@ from swiftjax.engine.answers import AnswerStream
 from swiftjax.engine.core import CoreStats, EngineLimits
 from swiftjax.engine.engine_link import Ended, EngineEvent, EngineLink, Refused
 from swiftjax.engine.engine_link import ThreadLink as ThreadLink
+from swiftjax.engine.grammar import Grammar, GrammarCompiler
 from swiftjax.engine.mailbox import Mailbox
 from swiftjax.engine.request import (
     NO_OPTIONS,
@@ -45,6 +46,9 @@ class AsyncEngine:
         self.limits = limits
         self._reader_limits = reader_limits or ReaderLimits()
         self._link = link
+        self._grammars = GrammarCompiler(
+            tokenizer.files.tokenizer_json, limits.vocab_size, limits.eos_token_ids
+        )
         self._loop: asyncio.AbstractEventLoop | None = None
         # An entry lives exactly as long as the engine may still speak of its request.
         self._mailboxes: dict[str, Mailbox] = {}
@@ -70,7 +74,10 @@ class AsyncEngine:
         text = prompt if isinstance(prompt, str) else None
         if isinstance(prompt, str):
             prompt = await asyncio.to_thread(self.tokenizer.encode, prompt)
-        request = self._resolve(request_id, prompt, config, options, arrival, timeout)
+        grammar = None
+        if config.constraint is not None:
+            grammar = await asyncio.to_thread(self._grammars.compile, config.constraint)
+        request = self._resolve(request_id, prompt, config, options, arrival, timeout, grammar)
         mailbox = self._submit(request)
         try:
             answer = AnswerStream(request, self.tokenizer, text)
@@ -134,6 +141,7 @@ class AsyncEngine:
         options: RequestOptions,
         arrival: float,
         timeout: float | None,
+        grammar: Grammar | None,
     ) -> Request:
         return resolve_request(
             request_id or uuid.uuid4().hex,
@@ -146,6 +154,7 @@ class AsyncEngine:
             arrival_time=arrival,
             deadline=None if timeout is None else arrival + timeout,
             options=options,
+            grammar=grammar,
         )
 
     def _submit(self, request: Request) -> Mailbox:

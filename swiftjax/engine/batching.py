@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from swiftjax.batch import (
+    ALL_ALLOWED,
     SAMPLING_FIELDS,
     Batch,
     BatchShape,
@@ -108,7 +109,8 @@ def make_batch(
     num_tokens = int(ends[-1])
     scores_prompt = any(scores_of(w) for w in plan.work if w.sequence.num_to_score)
     shape = buckets.choose(num_tokens, count, scores_prompt=scores_prompt)
-    batch = empty_batch(shape, num_slots, edits=_make_edits(plan, shape.num_seqs))
+    edits, masks = _make_edits(plan, shape.num_seqs), _make_masks(plan, shape.num_seqs)
+    batch = empty_batch(shape, num_slots, edits=edits, masks=masks)
     batch.query_starts[1 : count + 1] = ends
     batch.query_starts[count + 1 :] = num_tokens
     batch.context_lens[:count] = starts + num_new
@@ -180,7 +182,7 @@ def _fill_targets(batch: Batch, plan: Plan) -> None:
 
 def _make_edits(plan: Plan, num_rows: int) -> TokenEdits | None:
     sampled = [work.sequence for work in plan.work if work.samples]
-    if not any(sequence.rules for sequence in sampled):
+    if not any(sequence.rules and sequence.rules.has_edits for sequence in sampled):
         return None
     edits = empty_edits(num_rows)
     for row, sequence in enumerate(sampled):
@@ -190,3 +192,16 @@ def _make_edits(plan: Plan, num_rows: int) -> TokenEdits | None:
             edits.values[row, : len(values)] = list(values.values())
             edits.only_listed[row] = sequence.rules.only_listed
     return edits
+
+
+def _make_masks(plan: Plan, num_rows: int) -> np.ndarray | None:
+    """What constraints allow next, [R W] int32; every token in rows without one."""
+    masks: np.ndarray | None = None
+    sampled = (work.sequence for work in plan.work if work.samples)
+    for row, sequence in enumerate(sampled):
+        if sequence.rules is None or (grammar := sequence.rules.grammar) is None:
+            continue
+        if masks is None:
+            masks = np.full((num_rows, grammar.num_words), ALL_ALLOWED, np.int32)
+        grammar.fill(sequence.token_ids, masks[row])
+    return masks

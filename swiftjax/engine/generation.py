@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from swiftjax.engine.checks import MAX_TOKENS, check_count, check_float, check_int, take_ids
+from swiftjax.engine.constraint import Constraint
 from swiftjax.errors import InvalidRequestError
 
 LogprobsMode = Literal["raw", "processed"]
@@ -50,7 +51,8 @@ class GenerationConfig:
     engine draws a fresh one per request; the same seed gives the same tokens in any batch, and
     choice i > 0 of `n` has a seed derived from it. `bad_words_ids` are token sequences that never
     appear. `logprobs` and `prompt_logprobs` ask for that many most likely tokens beside each
-    token; with `echo`, `logprobs` holds for the prompt too.
+    token; with `echo`, `logprobs` holds for the prompt too. A `constraint` says what the text must
+    look like; an answer that ends by its length may not be complete.
     """
 
     max_new_tokens: int | None = 256
@@ -77,6 +79,7 @@ class GenerationConfig:
     prompt_logprobs: int | None = None
     logprobs_mode: LogprobsMode = "raw"
     echo: bool = False
+    constraint: Constraint | None = None
 
     def __post_init__(self) -> None:
         for name, low, high in _FLOATS:
@@ -98,6 +101,8 @@ class GenerationConfig:
         )
         self._check_outputs()
         self._check_lengths()
+        if self.constraint is not None:
+            self._check_constraint()
 
     def _set(self, **values: object) -> None:
         """Replace fields by their checked and copied forms; only while it is being made."""
@@ -114,6 +119,18 @@ class GenerationConfig:
             )
         if self.echo and self.prompt_logprobs is None:
             self._set(prompt_logprobs=self.logprobs)
+
+    def _check_constraint(self) -> None:
+        """What would leave a constraint without a token to go on with, or without an end."""
+        in_the_way = {
+            "min_new_tokens": self.min_new_tokens > 0,
+            "allowed_token_ids": self.allowed_token_ids is not None,
+            "banned_token_ids": bool(self.banned_token_ids),
+            "bad_words_ids": bool(self.bad_words_ids),
+            "ignore_eos": self.ignore_eos,
+        }
+        if named := [name for name, is_set in in_the_way.items() if is_set]:
+            raise InvalidRequestError(f"a constraint does not go with {' and '.join(named)}")
 
     def _check_lengths(self) -> None:
         check_int("min_new_tokens", self.min_new_tokens, 0, MAX_TOKENS)

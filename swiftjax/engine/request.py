@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 from swiftjax.engine.checks import MAX_TOKENS as MAX_TOKENS
 from swiftjax.engine.checks import check_in_vocabulary, check_label
 from swiftjax.engine.generation import GenerationConfig as GenerationConfig
+from swiftjax.engine.grammar import Grammar
 from swiftjax.engine.request_options import NO_OPTIONS as NO_OPTIONS
 from swiftjax.engine.request_options import RequestOptions as RequestOptions
 from swiftjax.errors import InvalidRequestError
@@ -32,6 +33,7 @@ class Request:
     arrival_time: float
     deadline: float | None = None
     options: RequestOptions = NO_OPTIONS
+    grammar: Grammar | None = field(default=None, compare=False, repr=False)
     fork_of: str | None = None  # id of an equal prompt, from whose pages it starts if it runs
 
 
@@ -151,6 +153,7 @@ def resolve_request(
     arrival_time: float,
     deadline: float | None = None,
     options: RequestOptions = NO_OPTIONS,
+    grammar: Grammar | None = None,
 ) -> Request:
     """Check a prompt against the model's limits and fill in what the config leaves open.
 
@@ -178,6 +181,7 @@ def resolve_request(
         arrival_time=arrival_time,
         deadline=options.end_time(arrival_time, deadline),
         options=options,
+        grammar=grammar,
     )
 
 

@@ -28,6 +28,9 @@ class TokenRules:
         self._words = [(tuple(word[:-1]), word[-1]) for word in words if len(word) > 1]
         self._min_len = len(request.prompt_token_ids) + generation.min_new_tokens
         self._stops = request.stop_token_ids
+        self.has_edits = _has_edits(request)
+        prompt_len = len(request.prompt_token_ids)
+        self.grammar = None if request.grammar is None else request.grammar.start(prompt_len)
 
     def edits(self, token_ids: SequenceOf[int]) -> dict[int, float]:
         """What to add to the score of each listed id for the token after these (prompt too)."""
@@ -56,6 +59,11 @@ class TokenRules:
 
 def make_rules(request: Request) -> TokenRules | None:
     """The rules of a request; None if it has none."""
+    has_any = request.grammar is not None or _has_edits(request)
+    return TokenRules(request) if has_any else None
+
+
+def _has_edits(request: Request) -> bool:
     config = request.generation
     asks = (
         config.logit_bias,
@@ -64,7 +72,7 @@ def make_rules(request: Request) -> TokenRules | None:
         config.bad_words_ids,
         config.min_new_tokens and request.stop_token_ids,
     )
-    return TokenRules(request) if any(asks) else None
+    return any(asks)
 
 
 def _ends_with(token_ids: SequenceOf[int], head: tuple[int, ...]) -> bool:

@@ -32,7 +32,7 @@ class PackedBatch(NamedTuple):
 
 
 def pack(batch: Batch) -> PackedBatch:
-    """Concatenate all fields in declaration order, but the edits and the targets."""
+    """Concatenate all fields in declaration order, but edits, masks and targets."""
     return PackedBatch(_concatenate(_model_part(batch)), _concatenate(batch.sampling))
 
 
@@ -53,7 +53,7 @@ def packed_sizes(shape: BatchShape) -> tuple[int, int]:
 
 
 def _model_part(batch: Batch) -> Batch:
-    return replace(batch, sampling=None, edits=None, target_ids=None)
+    return replace(batch, sampling=None, edits=None, target_ids=None, masks=None)
 
 
 def _concatenate(tree: Batch | SamplingBatch) -> Int32[np.ndarray, " words"]:

@@ -48,3 +48,10 @@ def apply_edits(logits: Float[Array, "R V"], edits: TokenEdits) -> Float[Array, 
     change = jnp.broadcast_to(others[:, None], logits.shape)
     rows = jnp.arange(logits.shape[0], dtype=jnp.int32)[:, None]
     return logits + change.at[rows, edits.ids].set(edits.values, mode="drop")
+
+
+def apply_masks(logits: Float[Array, "R V"], masks: Int[Array, "R W"]) -> Float[Array, "R V"]:
+    """Ban every token whose bit is not set; a row keeps at least one."""
+    bits = (masks[:, :, None] >> jnp.arange(32, dtype=jnp.int32)[None, None]) & 1
+    is_allowed = bits.reshape(masks.shape[0], -1)[:, : logits.shape[1]] > 0
+    return jnp.where(is_allowed, logits, -jnp.inf)

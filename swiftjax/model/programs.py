@@ -97,6 +97,11 @@ class Programs:
         """(params, hidden, target_ids) -> scores of the targets."""
         return self._get(("score", num_tokens), lambda: self._lower_scorer(num_tokens))
 
+    @property
+    def num_mask_words(self) -> int:
+        """Words in a row of token masks."""
+        return -(-self._state.counts.shape[1] // 32)
+
     def _get(
         self, key: tuple[Any, ...], lower: Callable[[], jax.stages.Lowered]
     ) -> jax.stages.Compiled:
@@ -143,7 +148,9 @@ class Programs:
             step = _choose_greedy if kind == "greedy" else _choose_random
             return jax.jit(step, donate_argnums=1).lower(*args)
         edits = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, empty_edits(num_rows)))
-        return jax.jit(_choose, donate_argnums=(1, 3)).lower(*args, self._state.counts, edits)
+        masks = jax.ShapeDtypeStruct((num_rows, self.num_mask_words), jnp.int32)
+        step = jax.jit(_choose, donate_argnums=(1, 3))
+        return step.lower(*args, self._state.counts, edits, masks)
 
     def _lower_scorer(self, num_tokens: int) -> jax.stages.Lowered:
         model = self.model
@@ -165,7 +172,7 @@ def choose_sampler(batch: Batch, samplers: Container[Sampler] = SAMPLERS) -> Sam
 
 def _cheapest_sampler(batch: Batch) -> Sampler:
     rows: SamplingBatch = batch.sampling
-    if batch.edits is not None or _any_differs(rows, _CHANGES):
+    if batch.edits is not None or batch.masks is not None or _any_differs(rows, _CHANGES):
         return "full"
     if not (rows.temperature > 0.0).any():
         return "greedy"
@@ -208,9 +215,10 @@ def _choose(
     packed: Int[Array, " words"],
     counts: Counts,
     edits: TokenEdits,
+    masks: Int[Array, "R W"],
 ) -> tuple[Array, Array, Array, Counts]:
     sampling = unpack_sampling(packed, logits.shape[0])
-    sampled = sample(logits.astype(jnp.float32), sampling, edits, counts)
+    sampled = sample(logits.astype(jnp.float32), sampling, edits, counts, masks)
     counts = count_sampled(counts, sampling.count_rows, sampled.token_ids)
     _, *top = as_bits(sampled.scores)
     tokens, last_tokens = _keep(sampled, last_tokens, sampling)

@@ -15,7 +15,16 @@ import numpy as np
 from jaxtyping import Array, UInt16
 
 from swiftjax import kernels
-from swiftjax.batch import NONE, Batch, BatchShape, PageMoves, TokenEdits, empty_batch, empty_edits
+from swiftjax.batch import (
+    ALL_ALLOWED,
+    NONE,
+    Batch,
+    BatchShape,
+    PageMoves,
+    TokenEdits,
+    empty_batch,
+    empty_edits,
+)
 from swiftjax.config import ModelConfig
 from swiftjax.model.kv_cache import make_kv_cache
 from swiftjax.model.kv_swap import KVSwap
@@ -47,6 +56,7 @@ class ModelRunner:
         pages = state.kv_cache.keys[0]
         self._num_slots = pages.shape[0] * pages.shape[2]
         self._no_edits: dict[int, TokenEdits] = {}  # on the device, by number of rows
+        self._no_masks: dict[int, Array] = {}  # the same
         set_row = jax.jit(lambda counts, row, values: counts.at[row].set(values), donate_argnums=0)
         values = jax.ShapeDtypeStruct(state.counts.shape[1:], state.counts.dtype)
         row = jax.ShapeDtypeStruct((), jnp.int32)
@@ -104,9 +114,9 @@ class ModelRunner:
         kind, top = choose_sampler(batch, self._programs.samplers), None
         sampler = self._programs.sampler(shape.num_seqs, kind)
         if kind == "full":
-            edits = self._edits_of(batch)
+            limits = (self._edits_of(batch), self._masks_of(batch))
             tokens, top, last_tokens, counts = sampler(
-                logits, last_tokens, packed.sampling, counts, edits
+                logits, last_tokens, packed.sampling, counts, *limits
             )
         else:
             tokens, last_tokens = sampler(logits, last_tokens, packed.sampling)
@@ -121,6 +131,15 @@ class ModelRunner:
         if num_rows not in self._no_edits:
             self._no_edits[num_rows] = jax.device_put(empty_edits(num_rows))
         return self._no_edits[num_rows]
+
+    def _masks_of(self, batch: Batch) -> Array | np.ndarray:
+        if batch.masks is not None:
+            return batch.masks
+        num_rows = len(batch.context_lens)
+        if num_rows not in self._no_masks:
+            words = np.full((num_rows, self._programs.num_mask_words), ALL_ALLOWED, np.int32)
+            self._no_masks[num_rows] = jax.device_put(words)
+        return self._no_masks[num_rows]
 
     def _score(self, batch: Batch, hidden: Array | None) -> Array | None:
         if hidden is None or not (batch.target_ids != NONE).any():

@@ -1,7 +1,8 @@
 """Sampling on the device. All settings are rows of arrays, so that no mix of them ever recompiles.
 
-The order: penalties, biases and bans, temperature, filters, draw. The random numbers of a row
-depend on its (seed, position) and on nothing else: not on the batch, not on the row it sits in.
+The order: penalties, biases and bans, constraints, temperature, filters, draw. The random numbers
+of a row depend on its (seed, position) and on nothing else: not on the batch, not on the row it
+sits in.
 """
 
 from typing import NamedTuple
@@ -11,10 +12,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from swiftjax.batch import NONE, SamplingBatch, TokenEdits
+from swiftjax.batch import ALL_ALLOWED, NONE, SamplingBatch, TokenEdits
 from swiftjax.model.filters import has_filters, keep_mask
 from swiftjax.model.logprobs import TokenScores, no_scores, token_logprobs, top_logprobs
-from swiftjax.model.penalties import Counts, apply_edits, apply_penalties
+from swiftjax.model.penalties import Counts, apply_edits, apply_masks, apply_penalties
 
 
 class SampledTokens(NamedTuple):
@@ -57,7 +58,11 @@ def _has_penalties(sampling: SamplingBatch) -> Bool[Array, ""]:
 
 
 def sample(
-    logits: Float[Array, "R V"], sampling: SamplingBatch, edits: TokenEdits, counts: Counts
+    logits: Float[Array, "R V"],
+    sampling: SamplingBatch,
+    edits: TokenEdits,
+    counts: Counts,
+    masks: Int[Array, "R W"] | None = None,
 ) -> SampledTokens:
     """Choose one token per row; the log-probabilities are raw except where processed are asked.
 
@@ -69,6 +74,10 @@ def sample(
         lambda: logits,
     )
     changed = lax.cond(_has_edits(edits), lambda: apply_edits(changed, edits), lambda: changed)
+    if masks is not None:
+        changed = lax.cond(
+            jnp.any(masks != ALL_ALLOWED), lambda: apply_masks(changed, masks), lambda: changed
+        )
     is_random = sampling.temperature > 0.0
     scaled = changed / jnp.where(is_random, sampling.temperature, 1.0)[:, None]
     greedy = jnp.argmax(changed, axis=-1).astype(jnp.int32)

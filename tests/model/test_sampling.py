@@ -123,3 +123,22 @@ def test_a_row_does_not_depend_on_its_neighbours(
     alone = draw(0, {"temperature": 0.0})
     assert draw(row, {"temperature": 0.7, "top_k": 5, "top_p": 0.5, "seed": 9}) == alone
     assert draw(row, {"temperature": 1.3}) == alone
+
+
+def test_masked_tokens_are_never_chosen() -> None:
+    """Greedy and drawn; the last word of a mask has bits beyond the vocabulary."""
+    vocab_size, allowed = 70, [0, 31, 32, 69]
+    masks = np.full((3, 3), -1, np.int32)
+    bits = np.zeros(96, bool)
+    bits[allowed] = True
+    masks[:2] = np.packbits(bits, bitorder="little").view(np.int32)
+    settings = empty_sampling(3)
+    settings.temperature[1] = 5.0
+    edits, counts = empty_edits(3), empty_counts(1, vocab_size)
+    logits = jnp.asarray(np.linspace(0, 5, 3 * vocab_size, dtype=np.float32).reshape(3, -1))
+    logits = logits.at[:, 69].set(-5.0)
+    run = jax.jit(sample)
+    for position in range(50):
+        settings.sample_positions[:] = position
+        best, drawn, free = run(logits, settings, edits, counts, jnp.asarray(masks)).token_ids
+        assert (best, free) == (32, 68) and int(drawn) in allowed

@@ -29,7 +29,7 @@ from tests.fakes import FakeRunner, make_fake_core
 
 END_ID = 256
 LONG_ID = 257  # a token that writes LONG_TEXT
-LONG_TEXT = "☃" * 400
+LONG_TEXT = "☃" * 84
 VOCAB_SIZE = 258
 TEMPLATE = "{% for m in messages %}{{ m['role'] }}:{{ m['content'] }};{% endfor %}"
 

@@ -95,8 +95,10 @@ def test_stops_and_scores() -> None:
 @pytest.mark.parametrize(
     "params",
     [
-        {"json_schema": "{}"},
-        {"regex": "a*"},
+        {"json_schema": "{"},
+        {"regex": "("},
+        {"structural_tag": "{}"},
+        {"choice": pb.ChoiceConstraint()},
         {"top_p": 2.0},
         {"temperature": -1.0},
         {"temperature": float("nan")},

@@ -1,6 +1,7 @@
 """The HTTP parts of the published cases on real weights, through the unmodified openai package."""
 
 import asyncio
+import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -229,3 +230,41 @@ def test_chat_scores_are_those_of_openai(client: openai.OpenAI) -> None:
         assert len(entry.top_logprobs) == 3
         assert entry.top_logprobs[0].token == entry.token
         assert entry.logprob == entry.top_logprobs[0].logprob
+
+
+def test_b001_constrained_character_of_several_tokens_is_streamed_whole(
+    client: openai.OpenAI,
+) -> None:
+    stream = client.chat.completions.create(
+        model=MODEL,
+        messages=HI,  # type: ignore[arg-type]
+        temperature=0,
+        stream=True,
+        extra_body={"structured_outputs": {"json": {"enum": ["\U0001fae0"]}}},
+    )
+    texts = [chunk.choices[0].delta.content or "" for chunk in stream]
+    assert "".join(texts) == '"\U0001fae0"'
+    assert all("\ufffd" not in text for text in texts)
+
+
+def test_p16_answer_of_a_real_model_fits_its_schema(client: openai.OpenAI) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 20}, "big": {"type": "boolean"}},
+        "required": ["city", "big"],
+        "additionalProperties": False,
+    }
+    question = "Describe Paris as JSON with the keys city and big."
+    answer = client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": question}],
+        temperature=0,
+        max_tokens=60,
+        response_format={
+            "type": "json_schema",
+            "json_schema": {"name": "city", "schema": schema, "strict": True},
+        },
+    )
+    assert answer.choices[0].finish_reason == "stop"
+    value = json.loads(answer.choices[0].message.content or "")
+    assert value.keys() == {"city", "big"} and isinstance(value["big"], bool)
