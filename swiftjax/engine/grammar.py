@@ -43,24 +43,36 @@ class GrammarState:
         self._eos_token_ids = grammar.eos_token_ids
         self._matcher = matcher
         self._num_seen = prompt_len
+        self._has_given_up = False
 
     def fill(self, token_ids: SequenceOf[int], words: np.ndarray) -> None:
         """Write which tokens may follow these (prompt too): [num_words] int32, a bit per token.
 
         Once the answer is complete only end-of-sequence may follow.
         """
-        for token_id in token_ids[self._num_seen :]:
-            self._matcher.consume_token(token_id)
-        self._num_seen = len(token_ids)
-        if not self._matcher.is_error():
-            self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
-        if self._matcher.is_error():
-            # Too complex at this point of the text: what there is, is all there will be.
+        if not self._has_given_up and not self._advance(token_ids, words):
             # (Why is not logged: it quotes the answer.)
             logger.warning("a constraint gave up: %s", self._matcher.stop_reason())
+            self._has_given_up = True
+        if self._has_given_up:
+            # Too complex at this point of the text: what there is, is all there will be.
             words[:] = 0
             for token_id in self._eos_token_ids:
-                words[token_id // 32] |= np.int32(np.uint32(1 << token_id % 32).view(np.int32))
+                words[token_id // 32] |= np.uint32(1 << token_id % 32).view(np.int32)
+
+    def _advance(self, token_ids: SequenceOf[int], words: np.ndarray) -> bool:
+        """Follow the text and write the mask; False when that cannot be done any more."""
+        try:
+            for token_id in token_ids[self._num_seen :]:
+                self._matcher.consume_token(token_id)
+            self._num_seen = len(token_ids)
+            if not self._matcher.is_error():
+                self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+            return not self._matcher.is_error()
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException:  # a panic of the library must not end the engine's thread
+            return False
 
 
 class GrammarCompiler:

@@ -163,7 +163,7 @@ def test_b001_texts_regexes_and_grammars(constraint: Constraint, expected: set[s
 
 
 def test_json_object_is_an_object() -> None:
-    answers = answer_all(make_core(3), [Constraint(kind="json_object")] * 30)
+    answers = answer_all(make_core(3), [Constraint(kind="json_object")] * 8)
     whole = [json.loads(text) for text, reason in answers if reason == "stop"]
     assert whole and all(isinstance(value, dict) for value in whole)
 
@@ -260,3 +260,32 @@ def test_model_that_cannot_end_takes_no_constraint() -> None:
     compiler = GrammarCompiler(TOKENIZER.files.tokenizer_json, VOCAB_SIZE, ())
     with pytest.raises(InvalidRequestError, match="no answer could end"):
         compiler.compile(Constraint(kind="json_object"))
+
+
+class _Broken:
+    """A matcher that panics, as a bug of the library would."""
+
+    def is_error(self) -> bool:
+        return False
+
+    def stop_reason(self) -> str:
+        return "InternalError"
+
+    def consume_token(self, _: int) -> bool:
+        return True
+
+    def unsafe_compute_mask_ptr(self, *_: int) -> None:
+        raise type("PanicException", (BaseException,), {})("the text of an answer")
+
+
+def test_panic_in_a_mask_ends_that_answer_and_nothing_else(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    state = COMPILER.compile(Constraint(kind="regex", text="a*")).start(1)
+    state._matcher = _Broken()
+    words = np.full(state.num_words, -1, np.int32)
+    for count in (1, 2):
+        state.fill([97] * count, words)
+        bits = np.unpackbits(words.view(np.uint8), bitorder="little")
+        assert bits.nonzero()[0].tolist() == [END_ID]
+    assert "text of an answer" not in caplog.text and len(caplog.records) == 1
