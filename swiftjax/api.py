@@ -43,7 +43,7 @@ def start_async_engine(
 
     Without `warm_up` a step is compiled when it is first needed, and everybody waits for it.
     """
-    built = build_core(config, progress, compile_ahead=warm_up)
+    built = build_core(config, progress)
     if warm_up:
         built.warm_up()
     core = built.core
@@ -105,7 +105,7 @@ class Engine:
             trace=trace,
             max_queue_len=MAX_TOKENS,  # whoever calls a blocking engine is the only one to wait
         )
-        built = build_core(config, progress, compile_ahead=warm_up)
+        built = build_core(config, progress)
         if built.is_on_gpu if warm_up is None else warm_up:
             built.warm_up()
         self._take(built)

@@ -82,13 +82,9 @@ class BuiltCore(NamedTuple):
 def build_core(
     config: EngineConfig,
     progress: Callable[[int, int], None] | None = None,
-    *,
-    compile_ahead: bool | None = False,
 ) -> BuiltCore:
     """Load a model and assemble its engine; `progress` gets (bytes read, bytes in all).
 
-    `compile_ahead` compiles the steps while the weights are read, for a `warm_up` that follows;
-    None does so on a GPU.
     Raises CheckpointError, UnsupportedError or InvalidRequestError before any request is taken.
     """
     asked = read_implementation(config.implementation)
@@ -111,8 +107,6 @@ def build_core(
         samplers=("full",) if config.deterministic else SAMPLERS,
         row_invariant=config.deterministic,
     )
-    if is_on_gpu() if compile_ahead is None else compile_ahead:
-        programs.compile_ahead(buckets.all)
     params = programs.model.bind(load_params(opened, progress))
     state = make_state(
         model,

@@ -58,12 +58,14 @@ def temporaries(config: ModelConfig, *, num_tokens: int, num_rows: int, itemsize
 
     Four widths of the MLP and of qkv are alive at most around their matmuls. The sampler sorts
     float32 scores with their ids and keeps several copies: 66 bytes a score measured on an H200.
-    Many tokens are multiplied by a quantised matrix after it was written out in the model's dtype.
+    Many tokens are multiplied by a quantised matrix after it was written out in the model's dtype,
+    and 8,192 tokens of a quantised 8B model asked for 7.5 GiB there.
     """
     heads = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     widest = 4 * config.intermediate_size + 2 * heads + 6 * config.hidden_size
     largest = 2 * config.hidden_size * config.intermediate_size if config.quantization else 0
-    return (num_tokens * widest * 2 + largest) * itemsize + num_rows * config.vocab_size * 72
+    copies = 5 if config.quantization else 2
+    return (num_tokens * widest * copies + largest) * itemsize + num_rows * config.vocab_size * 72
 
 
 def plan_pages(

@@ -53,8 +53,7 @@ def main() -> None:
             max_batch_size=args.max_batch_size,
             max_num_batched_tokens=args.max_num_batched_tokens,
             max_model_len=args.max_model_len,
-        ),
-        compile_ahead=True,
+        )
     )
     built.warm_up()
     Engine.from_core(built).generate([[1] * 8], GenerationConfig(max_new_tokens=1))

@@ -61,7 +61,7 @@ def load_core(config: EngineConfig, *, warm: bool, quiet: bool) -> "BuiltCore":
     from swiftjax.build import build_core
 
     with progress(f"loading {config.model_path}", quiet=quiet) as report:
-        built = build_core(config, report, compile_ahead=warm)
+        built = build_core(config, report)
     if warm:
         with progress("compiling", quiet=quiet) as report:
             built.warm_up(report)

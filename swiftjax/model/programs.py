@@ -6,8 +6,8 @@ batch shape, a sampler per number of rows. Called by `runner.py` only.
 """
 
 import threading
-from collections.abc import Callable, Container, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Container
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
@@ -45,7 +45,7 @@ class State(NamedTuple):
 class Programs:
     """Compiles on demand, each program once, whichever threads ask for it.
 
-    Needs the shapes of weights and state only, so it can be at work while weights are loaded.
+    Needs the shapes of weights and state only, not their values.
     """
 
     def __init__(
@@ -74,13 +74,6 @@ class Programs:
             *(partial(self.sampler, n, kind) for n in row_counts for kind in self.samplers),
             *(partial(self.scorer, length) for length in lengths),
         ]
-
-    def compile_ahead(self, shapes: Iterable[BatchShape]) -> None:
-        """Start to compile in threads, and return at once; an error reaches whoever asks again."""
-        pool = ThreadPoolExecutor(max_workers=NUM_THREADS, thread_name_prefix="compile")
-        for compile_one in self.of_shapes(list(shapes)):
-            pool.submit(compile_one)
-        pool.shutdown(wait=False)
 
     def forward(self, shape: BatchShape) -> jax.stages.Compiled:
         """(params, kv_cache, last_tokens, packed) -> (logits, hidden or None, kv_cache)."""
