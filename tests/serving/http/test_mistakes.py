@@ -59,6 +59,21 @@ def test_b052_mistakes_are_400_and_never_a_stream(stream: bool) -> None:
     run(body)
 
 
+def test_b052_null_content_beside_tool_calls_is_no_mistake() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages = [
+        *HI,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "4", "tool_call_id": "1"},
+        {"role": "user", "content": "\U0001f9e0"},  # sent as a pair of surrogates
+    ]
+
+    async def body(service: HttpService) -> None:
+        await service.post(CHAT, {"messages": messages, "max_tokens": 1})
+
+    run(body)
+
+
 def test_b019_ids_outside_the_vocabulary() -> None:
     bad: list[Json] = [
         {"prompt": [VOCAB_SIZE]},
