@@ -5,6 +5,7 @@ AsyncEngine. The device is reached through the Runner protocol only, so tests dr
 control plane with a runner whose tokens can be computed by hand.
 """
 
+import math
 import time
 from collections.abc import Callable
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -43,6 +44,9 @@ class Runner(Protocol):
     def load_counts(self, row: int, counts: np.ndarray) -> None:
         """Replace one row of the token counts, [V] uint16, before the next step."""
         ...
+
+
+SECONDS_BETWEEN_CHECKS = 60.0
 
 
 class InFlight(NamedTuple):
@@ -96,6 +100,7 @@ class EngineCore:
         self._choices = ChoiceTable()
         self._overlaps = overlaps
         self._in_flight: InFlight | None = None
+        self._next_check = -math.inf
 
     def add_observer(self, observer: Observer) -> None:
         """Let one more watch; only before the first step."""
@@ -207,6 +212,13 @@ class EngineCore:
     def has_work(self) -> bool:
         """Whether any request is left, be it one that only waits (`seconds_to_work`)."""
         return self.scheduler.has_work or self._in_flight is not None
+
+    def check_while_idle(self) -> None:
+        """Assert that pages and rows agree, at most once a minute: it looks at every page."""
+        now = self._clock()
+        if now >= self._next_check:
+            self._next_check = now + SECONDS_BETWEEN_CHECKS
+            self.scheduler.check_integrity()
 
     def seconds_to_work(self) -> float:
         """How long `step` would have nothing to do; infinity if that is up to the callers."""

@@ -204,6 +204,8 @@ class ThreadLink:
     def _next_commands(self) -> list[Command]:
         """All commands there are; waits for the first while there is nothing to compute."""
         wait = self._core.seconds_to_work()
+        if not self._core.has_work:
+            self._core.check_while_idle()
         commands: list[Command] = []
         try:
             if wait > 0:

@@ -134,3 +134,13 @@ def test_nobody_is_preempted_while_a_step_is_in_flight(swap: bool) -> None:
         core.step()
         core.scheduler.check_integrity()
     assert in_flight_then and not any(in_flight_then)
+
+
+def test_books_are_checked_while_idle_but_not_all_the_time() -> None:
+    now = [0.0]
+    core = make_fake_core(clock=lambda: now[0])
+    checks = []
+    core.scheduler.check_integrity = lambda: checks.append(now[0])  # type: ignore[method-assign]
+    for now[0] in (0.0, 1.0, 59.0, 60.0, 61.0):
+        core.check_while_idle()
+    assert checks == [0.0, 60.0]
