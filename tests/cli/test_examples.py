@@ -1,9 +1,12 @@
 """The examples and the README's Python code run as they stand, on a tiny model."""
 
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 # One process for all, because starting jax is most of the work.
@@ -31,3 +34,14 @@ def test_examples_and_readme(tiny: Path) -> None:
     assert "tokens in" in offline
     assert "num_running=0" in online  # the stream that was left early has ended too
     assert readme.count("\n") >= 2
+
+
+@pytest.mark.demo_model
+def test_the_data_plane_alone() -> None:
+    path = ROOT / "examples" / "data_plane.py"
+    done = subprocess.run(
+        [sys.executable, str(path)], capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.startswith("The capital of France is Paris.")
