@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from swiftjax.errors import ForbiddenError, InvalidRequestError
 from swiftjax.serving.access_log import log_call, request_id_from
-from swiftjax.serving.http.errors import describe
+from swiftjax.serving.http.errors import ClientGone, describe
 from swiftjax.serving.http.replies import JsonReply
 from swiftjax.serving.keys import KeyRing
 from swiftjax.serving.metrics import Metrics
@@ -121,10 +121,6 @@ class FrontDoor:
             # Else any web page that its user has open could make this machine work for it.
             raise ForbiddenError("pages of this origin may not call: see --allowed-origins")
         return name
-
-
-class ClientGone(Exception):
-    """Nobody is left to be answered."""
 
 
 async def _read_body(request: Request, receive: Receive) -> bytes:

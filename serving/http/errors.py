@@ -17,6 +17,10 @@ from swiftjax.serving.status import BUG, statuses_of
 RETRY_AFTER_SECONDS = 1
 
 
+class ClientGone(Exception):
+    """Nobody is left to be answered."""
+
+
 class ErrorReply(NamedTuple):
     """What a client is told."""
 

@@ -1,16 +1,20 @@
 """What the engine streams as server-sent events. Closed early, it closes the engine's streams."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 import msgspec
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from swiftjax.engine.request import StreamOutput
-from swiftjax.serving.http.errors import ErrorReply
+from swiftjax.serving.http.errors import ClientGone, ErrorReply
 from swiftjax.serving.http.writing import AnswerWriter
 from swiftjax.serving.merging import Indexed
+
+# A client that takes nothing for this long is taken for gone. (Its request was aborted before.)
+SEND_SECONDS = 60.0
 
 
 class EventStream(Response):
@@ -43,11 +47,12 @@ class EventStream(Response):
         """Send the events; cancelled when the client goes away."""
         async with aclosing(self._rest):
             start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-            await send(start)
+            await _send(send, start)
             async with aclosing(self._events()) as events:
                 async for data in events:
-                    await send({"type": "http.response.body", "body": data, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+                    body = {"type": "http.response.body", "body": data, "more_body": True}
+                    await _send(send, body)
+            await _send(send, {"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _events(self) -> AsyncGenerator[bytes, None]:
         try:
@@ -65,6 +70,14 @@ class EventStream(Response):
 
     def _write(self, prompt_index: int, output: StreamOutput) -> bytes:
         return b"".join(map(_event, self._writer.chunks(prompt_index, output)))
+
+
+async def _send(send: Send, message: Message) -> None:
+    try:
+        async with asyncio.timeout(SEND_SECONDS):
+            await send(message)
+    except TimeoutError:
+        raise ClientGone from None
 
 
 def _event(value: object) -> bytes:

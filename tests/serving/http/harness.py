@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import httpx2
 
+from swiftjax.config import ReaderLimits
 from swiftjax.engine.async_engine import AsyncEngine
 from swiftjax.engine.core import EngineCore
 from swiftjax.memory import DeviceMemory, DeviceReport
@@ -102,12 +103,16 @@ def make_keys(*entries: KeyEntry) -> KeyRing:
 
 @asynccontextmanager
 async def serving(
-    core: EngineCore, *, keys: KeyRing | None = None, allowed_origins: tuple[str, ...] = ()
+    core: EngineCore,
+    *,
+    keys: KeyRing | None = None,
+    allowed_origins: tuple[str, ...] = (),
+    readers: ReaderLimits | None = None,
 ) -> AsyncIterator[HttpService]:
     """Run a server on free ports."""
     watch = EngineWatch()
     core.add_observer(watch)
-    engine = make_engine(core)
+    engine = make_engine(core, readers)
     keys = keys or KeyRing()
     listeners = Listeners(Listen(http_port=0, keys=keys, allowed_origins=allowed_origins))
     await listeners.start()

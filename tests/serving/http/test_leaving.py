@@ -1,15 +1,20 @@
 """Clients that go away: the work stops and the pages come back, whatever they were waiting for."""
 
 import asyncio
+import json
 import logging
+import socket
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 import pytest
 
+from swiftjax.config import ReaderLimits
+from swiftjax.serving.http import streams
 from swiftjax.serving.merging import merge
-from tests.serving.harness import until
-from tests.serving.http.harness import HttpService, Json, run
+from tests.serving.harness import VOCAB_SIZE, make_core, until
+from tests.serving.http.harness import HttpService, Json, run, serving
+from tests.serving.test_slow_reader import LongTexts
 
 STEP = 0.05
 MAX_STEPS = 2
@@ -90,6 +95,38 @@ def test_clients_that_leave_at_random_moments_leave_nothing_behind(
     with caplog.at_level(logging.WARNING):
         run(body, delay=0.001)
     assert not caplog.records
+
+
+def test_p9_client_that_stops_reading_is_aborted_and_then_let_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(streams, "SEND_SECONDS", 0.5)
+
+    async def main() -> None:
+        core = make_core(max_model_len=20_000, num_pages=100_000, max_num_seqs=16)
+        core._runner = LongTexts(VOCAB_SIZE)
+        readers = ReaderLimits(max_unread_tokens=50, max_paused_seconds=0.3)
+        async with serving(core, readers=readers) as service:
+            assert service.listeners.http is not None
+            client = socket.socket()
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # soon full
+            client.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(client, ("127.0.0.1", service.listeners.http.port))
+            reader, writer = await asyncio.open_connection(sock=client, limit=1024)
+            body = json.dumps(LONG | {"max_tokens": 19_000, "n": 16, "stream": True})
+            head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            writer.write(f"{head}content-length: {len(body)}\r\n\r\n{body}".encode())
+            await reader.readline()
+            await until(lambda: service.engine.stats().num_waiting == 16)  # paused
+            other = await service.post(COMPLETE, {"prompt": "a", "max_tokens": 5})
+            assert other["usage"]["completion_tokens"] == 5
+            await until(service.is_idle)
+            assert await service.listeners.drain("over", 5)  # it is not inside the gate any more
+            writer.transport.abort()
+            await asyncio.sleep(0)
+
+    asyncio.run(main())
 
 
 def test_merged_streams_end_together() -> None:
