@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from swiftjax.engine.request import GenerationConfig as GenerationConfig
     from swiftjax.engine.request import RequestOptions as RequestOptions
     from swiftjax.engine.request import RequestOutput as RequestOutput
+    from swiftjax.engine.streaming import Streaming as Streaming
     from swiftjax.errors import SwiftJaxError as SwiftJaxError
 
 __version__ = "0.1.0"
@@ -28,6 +29,7 @@ _HOMES = {
     "GenerationConfig": "swiftjax.engine.request",
     "RequestOptions": "swiftjax.engine.request",
     "RequestOutput": "swiftjax.engine.request",
+    "Streaming": "swiftjax.engine.streaming",
     "SwiftJaxError": "swiftjax.errors",
     "CheckpointError": "swiftjax.errors",
     "InvalidRequestError": "swiftjax.errors",

@@ -80,6 +80,7 @@ class Engine:
         victim_policy: VictimPolicyName | None = None,
         prefix_cache: bool = True,
         deterministic: bool = False,
+        streaming: bool = False,
         swap_space_gib: float = 4.0,
         trace: str | None = None,
         warm_up: bool | None = None,
@@ -101,6 +102,7 @@ class Engine:
             victim_policy=victim_policy,
             prefix_cache=prefix_cache,
             deterministic=deterministic,
+            streaming=streaming,
             swap_space_gib=swap_space_gib,
             trace=trace,
             max_queue_len=MAX_TOKENS,  # whoever calls a blocking engine is the only one to wait
@@ -203,7 +205,7 @@ class Engine:
         options: RequestOptions,
         request_id: str | None = None,
     ) -> Request:
-        limits = self._core.limits
+        config, limits = config or GenerationConfig(), self._core.limits
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         config = config or GenerationConfig()
         constraint = config.constraint
@@ -212,8 +214,9 @@ class Engine:
             [int(i) if isinstance(i, np.integer) else i for i in ids],
             config,
             vocab_size=limits.vocab_size,
-            max_model_len=limits.max_model_len,
+            max_model_len=limits.longest(config.streaming),
             eos_token_ids=limits.eos_token_ids,
+            streams=limits.streams,
             fresh_seed=secrets.randbits(64),
             arrival_time=time.monotonic(),
             options=options,

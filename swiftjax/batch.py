@@ -67,6 +67,9 @@ class Batch:
     value. `-1` is never used as an index. A step in which every sequence has exactly one new token
     has T == B (a decode bucket); every other bucket has T > B, so the shapes alone say which.
 
+    Pages that a streaming sequence has given back are not in its table: `context_lens` counts
+    without their tokens, and `positions` alone, which the rotation reads, count with them.
+
     A token that was sampled but not read yet has a source: its sequence's row in the last tokens,
     which stay on the device.
     """
@@ -76,9 +79,11 @@ class Batch:
     positions: Array  # [T] int32
     slot_mapping: Array  # [T] int32, page * S + offset
     query_starts: Array  # [B+1] int32, first token of each sequence
-    context_lens: Array  # [B] int32, tokens attended after this step
+    context_lens: Array  # [B] int32, tokens in the pages of the table after this step
     prompt_lens: Array  # [B] int32, length of the prompt (dynamic RoPE scales by it)
     page_table: Array  # [B M] int32
+    sink_lens: Array | None  # [B] int32, first tokens that stay visible; None: no streaming engine
+    windows: Array | None  # [B] int32, last tokens that are visible, 0: all; None likewise
     sample_rows: Array  # [R] int32, index into T
     target_ids: Array  # [T] int32, prompt token to score from here; NONE where none is asked
     sampling: Any  # SamplingBatch; None inside the model, which does not sample, like target_ids
@@ -93,6 +98,7 @@ class BatchShape:
     num_tokens: int  # T
     num_seqs: int  # B, and R: one sampled row per sequence
     max_pages: int  # M
+    streams: bool = False  # whether sequences may have sinks and windows of their own
 
 
 def empty_sampling(num_rows: int) -> SamplingBatch:
@@ -141,6 +147,8 @@ def empty_batch(
         context_lens=np.zeros(seqs, np.int32),
         prompt_lens=np.zeros(seqs, np.int32),
         page_table=np.zeros((seqs, pages), np.int32),
+        sink_lens=np.zeros(seqs, np.int32) if shape.streams else None,
+        windows=np.zeros(seqs, np.int32) if shape.streams else None,
         sample_rows=np.zeros(seqs, np.int32),
         target_ids=np.full(tokens, NONE, np.int32),
         sampling=empty_sampling(seqs),

@@ -22,6 +22,7 @@ from swiftjax.engine.preemption import PreemptionCosts
 from swiftjax.engine.request import Request
 from swiftjax.engine.rows import RowTable
 from swiftjax.engine.scheduler import Scheduler
+from swiftjax.engine.streaming import MAX_STREAM_LEN
 from swiftjax.engine.tokenizer import Tokenizer
 from swiftjax.engine.tracer import Tracer, check_writable
 from swiftjax.errors import InvalidRequestError, UnsupportedError
@@ -93,16 +94,18 @@ def build_core(
     configure_jax(config.gpu_memory_utilization)
     opened = open_model(config)
     model = opened.config
+    if config.streaming:
+        _check_streaming(model)
     sizes = choose_sizes(config, model)
     implementation = _choose_implementation(asked, model, sizes.page_size)
     plan = plan_memory(config, model, sizes)
-    buckets = _make_buckets(sizes, deterministic=config.deterministic)
+    buckets = _make_buckets(sizes, config)
     programs = make_programs(
         model,
         max_num_seqs=sizes.max_num_seqs,
         num_pages=plan.num_pages,
         page_size=sizes.page_size,
-        max_model_len=sizes.max_model_len,
+        max_model_len=MAX_STREAM_LEN if config.streaming else sizes.max_model_len,
         implementation=implementation,
         samplers=("full",) if config.deterministic else SAMPLERS,
         row_invariant=config.deterministic,
@@ -116,7 +119,9 @@ def build_core(
     )
     runner = ModelRunner(programs, params, state)
     tokenizer = Tokenizer(opened.tokenizer_files, chat_template=config.chat_template)
-    limits = EngineLimits(model.vocab_size, sizes.max_model_len, model.eos_token_ids)
+    limits = EngineLimits(
+        model.vocab_size, sizes.max_model_len, model.eos_token_ids, config.streaming
+    )
     pool = PagePool(plan.num_pages, sizes.page_size)
     scheduler = _make_scheduler(config, sizes, pool, model, os.path.abspath(config.model_path))
     salt = _prefix_salt(model)
@@ -127,6 +132,20 @@ def build_core(
     logger.info("%s kernels; memory:\n%s", implementation, plan.table())
     swap_bytes = int(config.swap_space_gib * GIB)
     return BuiltCore(core, tokenizer, model, runner, buckets, plan, swap_bytes)
+
+
+def _check_streaming(model: ModelConfig) -> None:
+    """Refuse models whose own rules of attention do not go together with sinks and a window."""
+    if model.rope.kind == "dynamic":
+        raise UnsupportedError(
+            "streaming does not know RoPE of the dynamic kind, whose angles depend on how long the "
+            "text is: leave streaming out"
+        )
+    if any(model.layer_windows):
+        raise UnsupportedError(
+            f"the model has layers with a sliding window of {max(model.layer_windows)} tokens, "
+            "which streaming does not know: leave streaming out"
+        )
 
 
 def read_implementation(name: str | None) -> kernels.Implementation | None:
@@ -192,12 +211,13 @@ def _prefix_salt(model: ModelConfig) -> Callable[[Request], str]:
     return salt
 
 
-def _make_buckets(sizes: Sizes, *, deterministic: bool) -> Buckets:
-    if deterministic:
+def _make_buckets(sizes: Sizes, config: EngineConfig) -> Buckets:
+    if config.deterministic:
         return make_single_bucket(
             max_num_seqs=sizes.max_num_seqs,
             max_num_batched_tokens=sizes.max_num_batched_tokens,
             max_pages=sizes.max_pages_per_seq,
+            streams=config.streaming,
         )
     return make_buckets(
         max_num_seqs=sizes.max_num_seqs,
@@ -205,4 +225,5 @@ def _make_buckets(sizes: Sizes, *, deterministic: bool) -> Buckets:
         max_pages=sizes.max_pages_per_seq,
         min_decode=sizes.min_decode,
         fine=is_on_gpu(),
+        streams=config.streaming,
     )

@@ -131,7 +131,8 @@ class EngineConfig:
     waited for `max_wait_ms`; by default they are not. `trace` is a file to record what the
     scheduler decides. `overlap` dispatches a step before the last one is read (None: on a GPU).
     `deterministic` computes every step in one program, so that an answer is equal bit for bit
-    whatever runs beside it. Raises InvalidRequestError for a value outside its range.
+    whatever runs beside it. `streaming` compiles what requests with sinks and a window need
+    (docs/streaming.md). Raises InvalidRequestError for a value outside its range.
     """
 
     model_path: str
@@ -154,6 +155,7 @@ class EngineConfig:
     trace: str | None = None
     overlap: bool | None = None
     deterministic: bool = False
+    streaming: bool = False
     readers: ReaderLimits = field(default_factory=ReaderLimits)  # of an AsyncEngine
     load_format: LoadFormat = "auto"
     quantization: Quantization | None = None  # of the weights, rounded to nearest while loading
@@ -179,6 +181,11 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
                 raise InvalidRequestError(f"{name} is {value!r}; it must be a positive integer")
+        if self.streaming and self.trace is not None:
+            raise InvalidRequestError(
+                "trace and streaming are both set: a replay does not know pages that were given "
+                "back, so leave one of the two out"
+            )
         _check_gate(self.min_batch_size, self.max_wait_ms)
         if isinstance(self.policy, str) or not callable(self.policy):
             _check_choice("policy", self.policy, QUEUE_POLICY_NAMES)

@@ -88,6 +88,7 @@ def make_fake_core(
     delay: float = 0.0,
     clock: Callable[[], float] = time.monotonic,
     overlaps: bool = False,
+    streams: bool = False,
 ) -> EngineCore:
     """An EngineCore over a FakeRunner."""
     config = SchedulerConfig(
@@ -104,6 +105,7 @@ def make_fake_core(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         max_pages=max_pages,
+        streams=streams,
     )
     return EngineCore(
         Scheduler(
@@ -111,7 +113,7 @@ def make_fake_core(
         ),
         runner or FakeRunner(vocab_size, delay),
         buckets,
-        EngineLimits(vocab_size, max_model_len, eos_token_ids),
+        EngineLimits(vocab_size, max_model_len, eos_token_ids, streams),
         clock,
         overlaps=overlaps,
     )
@@ -191,13 +193,15 @@ def make_request(
     **options: Any,
 ) -> Request:
     """A request checked against the core's limits; `options` sets priority, client and so on."""
+    config = config or GenerationConfig(max_new_tokens=4)
     return resolve_request(
         request_id or f"r{next(_ids)}",
         prompt,
-        config or GenerationConfig(max_new_tokens=4),
+        config,
         vocab_size=core.limits.vocab_size,
-        max_model_len=core.limits.max_model_len,
+        max_model_len=core.limits.longest(config.streaming),
         eos_token_ids=core.limits.eos_token_ids,
+        streams=core.limits.streams,
         fresh_seed=seed,
         arrival_time=0.0,
         deadline=deadline,

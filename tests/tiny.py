@@ -12,6 +12,7 @@ from swiftjax.engine.page_pool import PagePool
 from swiftjax.engine.preemption import PreemptionCosts
 from swiftjax.engine.rows import RowTable
 from swiftjax.engine.scheduler import Scheduler
+from swiftjax.engine.streaming import MAX_STREAM_LEN
 from swiftjax.model.params import random_params
 from swiftjax.model.runner import ModelRunner, make_runner
 
@@ -85,6 +86,7 @@ def tiny_core(
     costs: PreemptionCosts | None = None,
     overlaps: bool = False,
     runner: ModelRunner | None = None,
+    streams: bool = False,
 ) -> EngineCore:
     """A real engine core over the tiny model, or over a runner of these sizes."""
     max_pages = -(-max_model_len // page_size)
@@ -92,6 +94,7 @@ def tiny_core(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         max_pages=max_pages,
+        streams=streams,
     )
     config = SchedulerConfig(
         max_num_seqs=max_num_seqs,
@@ -101,8 +104,11 @@ def tiny_core(
     pool, rows = PagePool(num_pages, page_size), RowTable(max_num_seqs, max_pages)
     return EngineCore(
         Scheduler(config, pool, rows, costs=costs),
-        runner or warm_runner(num_pages, page_size, max_model_len, max_num_seqs),
+        runner
+        or warm_runner(
+            num_pages, page_size, MAX_STREAM_LEN if streams else max_model_len, max_num_seqs
+        ),
         buckets,
-        EngineLimits(TINY.vocab_size, max_model_len, ()),
+        EngineLimits(TINY.vocab_size, max_model_len, (), streams),
         overlaps=overlaps,
     )

@@ -6,6 +6,7 @@ B == max_num_seqs and T > B.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -43,11 +44,13 @@ class Buckets:
 
 
 def make_single_bucket(
-    *, max_num_seqs: int, max_num_batched_tokens: int, max_pages: int
+    *, max_num_seqs: int, max_num_batched_tokens: int, max_pages: int, streams: bool = False
 ) -> Buckets:
     """One shape for every step, decodes included: what a row gives never hangs on the batch."""
     largest = max(max_num_batched_tokens, max_num_seqs + 1)
-    shape = BatchShape(num_tokens=largest, num_seqs=max_num_seqs, max_pages=max_pages)
+    shape = BatchShape(
+        num_tokens=largest, num_seqs=max_num_seqs, max_pages=max_pages, streams=streams
+    )
     return Buckets(decode=(), mixed=(shape,))
 
 
@@ -58,6 +61,7 @@ def make_buckets(
     max_pages: int,
     min_decode: int = 1,
     fine: bool = False,
+    streams: bool = False,
 ) -> Buckets:
     """Decode buckets double, except from 8 to 32; mixed ones shrink by 4 from the token budget.
 
@@ -70,14 +74,10 @@ def make_buckets(
         sizes.append(max(min_decode, 8 if fine and half == 16 else half))
     largest = max(max_num_batched_tokens, max_num_seqs + 1)
     tokens = (_fine_sizes if fine else _coarse_sizes)(largest, max_num_seqs)
+    shape = partial(BatchShape, max_pages=max_pages, streams=streams)
     return Buckets(
-        decode=tuple(
-            BatchShape(num_tokens=b, num_seqs=b, max_pages=max_pages) for b in reversed(sizes)
-        ),
-        mixed=tuple(
-            BatchShape(num_tokens=t, num_seqs=max_num_seqs, max_pages=max_pages)
-            for t in sorted(tokens)
-        ),
+        decode=tuple(shape(num_tokens=b, num_seqs=b) for b in reversed(sizes)),
+        mixed=tuple(shape(num_tokens=t, num_seqs=max_num_seqs) for t in sorted(tokens)),
     )
 
 
@@ -113,11 +113,15 @@ def make_batch(
     batch = empty_batch(shape, num_slots, edits=edits, masks=masks)
     batch.query_starts[1 : count + 1] = ends
     batch.query_starts[count + 1 :] = num_tokens
-    batch.context_lens[:count] = starts + num_new
+    gone = rows.num_dropped[row_ids] * np.int32(page_size)
+    batch.context_lens[:count] = starts + num_new - gone
     batch.prompt_lens[:count] = rows.prompt_lens[row_ids]
     # The one large array of a batch: not by way of a copy. ("clip" is what lets it write there.)
     np.take(rows.page_table, row_ids, axis=0, out=batch.page_table[:count], mode="clip")
-    _fill_tokens(batch, plan, row_ids, starts, num_new, ends, page_size)
+    if batch.windows is not None and batch.sink_lens is not None:
+        batch.windows[:count] = rows.windows[row_ids]
+        batch.sink_lens[:count] = rows.sink_lens[row_ids]
+    _fill_tokens(batch, plan, row_ids, starts, num_new, gone, page_size)
     samples = np.fromiter((w.samples for w in plan.work), bool, count)
     _fill_sampling(batch, rows, row_ids[samples], ends[samples] - 1)
     if scores_prompt:
@@ -131,15 +135,19 @@ def _fill_tokens(
     row_ids: np.ndarray,
     starts: np.ndarray,
     num_new: np.ndarray,
-    ends: np.ndarray,
+    gone: np.ndarray,
     page_size: int,
 ) -> None:
-    """Token ids, positions and slots of every real token, all [T]."""
+    """Token ids, positions and slots of every real token, all [T].
+
+    `gone` counts tokens of each sequence whose pages are no longer in its table.
+    """
+    ends = np.cumsum(num_new, dtype=np.int32)
     num_tokens = int(ends[-1])
     owner = np.repeat(np.arange(len(starts), dtype=np.int32), num_new)
     first = ends - num_new
     positions = np.arange(num_tokens, dtype=np.int32) - (first - starts)[owner]
-    pages = batch.page_table[owner, positions // page_size]
+    pages = batch.page_table[owner, (positions - gone[owner]) // page_size]
     batch.positions[:num_tokens] = positions
     batch.slot_mapping[:num_tokens] = pages * page_size + positions % page_size
     batch.token_ids[:num_tokens] = np.fromiter(_new_tokens(plan), np.int32, num_tokens)

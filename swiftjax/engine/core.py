@@ -20,6 +20,7 @@ from swiftjax.engine.plan import Plan
 from swiftjax.engine.request import Request, StepOutput
 from swiftjax.engine.rows import count_tokens, has_penalties
 from swiftjax.engine.scheduler import Scheduler
+from swiftjax.engine.streaming import MAX_STREAM_LEN, Streaming
 from swiftjax.engine.watchers import Several
 from swiftjax.errors import InvalidRequestError, SwiftJaxError
 
@@ -62,6 +63,11 @@ class EngineLimits(NamedTuple):
     vocab_size: int
     max_model_len: int
     eos_token_ids: tuple[int, ...]
+    streams: bool = False  # whether requests may ask for streaming
+
+    def longest(self, streaming: Streaming | None) -> int:
+        """Most tokens of prompt and answer together."""
+        return MAX_STREAM_LEN if streaming and self.streams else self.max_model_len
 
 
 class CoreStats(NamedTuple):

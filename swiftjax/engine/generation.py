@@ -11,6 +11,7 @@ from typing import Literal
 
 from swiftjax.engine.checks import MAX_TOKENS, check_count, check_float, check_int, take_ids
 from swiftjax.engine.constraint import Constraint
+from swiftjax.engine.streaming import Streaming
 from swiftjax.errors import InvalidRequestError
 
 LogprobsMode = Literal["raw", "processed"]
@@ -52,7 +53,8 @@ class GenerationConfig:
     choice i > 0 of `n` has a seed derived from it. `bad_words_ids` are token sequences that never
     appear. `logprobs` and `prompt_logprobs` ask for that many most likely tokens beside each
     token; with `echo`, `logprobs` holds for the prompt too. A `constraint` says what the text must
-    look like; an answer that ends by its length may not be complete.
+    look like; an answer that ends by its length may not be complete. With `streaming`, in an engine
+    built for it, max_model_len limits neither prompt nor answer.
     """
 
     max_new_tokens: int | None = 256
@@ -80,6 +82,7 @@ class GenerationConfig:
     logprobs_mode: LogprobsMode = "raw"
     echo: bool = False
     constraint: Constraint | None = None
+    streaming: Streaming | None = None
 
     def __post_init__(self) -> None:
         for name, low, high in _FLOATS:
@@ -103,6 +106,8 @@ class GenerationConfig:
         self._check_lengths()
         if self.constraint is not None:
             self._check_constraint()
+        if self.streaming is not None and self.n > 1:
+            raise InvalidRequestError(f"n is {self.n}; with streaming it must be 1")
 
     def _set(self, **values: object) -> None:
         """Replace fields by their checked and copied forms; only while it is being made."""

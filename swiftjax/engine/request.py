@@ -149,6 +149,7 @@ def resolve_request(
     vocab_size: int,
     max_model_len: int,
     eos_token_ids: SequenceOf[int],
+    streams: bool = False,
     fresh_seed: int,
     arrival_time: float,
     deadline: float | None = None,
@@ -157,8 +158,14 @@ def resolve_request(
 ) -> Request:
     """Check a prompt against the model's limits and fill in what the config leaves open.
 
-    Raises InvalidRequestError for an empty or over-long prompt and ids outside the vocabulary.
+    `max_model_len` is the longest text for this config. Raises InvalidRequestError for an empty or
+    over-long prompt, ids outside the vocabulary, and streaming where the engine has it not.
     """
+    if generation.streaming is not None and not streams:
+        raise InvalidRequestError(
+            "this engine was not started for streaming: start it with --streaming (streaming=True "
+            "in Python), or leave the streaming options out"
+        )
     check_label("request_id", request_id)
     prompt = tuple(prompt_token_ids)
     if not prompt:

@@ -24,6 +24,9 @@ class RowTable:
     def __init__(self, num_rows: int, max_pages: int) -> None:
         self.page_table = np.zeros((num_rows, max_pages), np.int32)
         self.prompt_lens = np.zeros(num_rows, np.int32)
+        self.sink_lens = np.zeros(num_rows, np.int32)
+        self.windows = np.zeros(num_rows, np.int32)  # 0 for those that forget nothing
+        self.num_dropped = np.zeros(num_rows, np.int32)  # pages given back behind the sinks
         self.sampling = empty_sampling(num_rows)
         self._free = list(range(num_rows - 1, -1, -1))
 
@@ -31,11 +34,15 @@ class RowTable:
         """Give a sequence a row and write what it asks for."""
         sequence.row = row = self._free.pop()
         self.prompt_lens[row] = sequence.prompt_len
+        streaming = sequence.request.generation.streaming
+        self.sink_lens[row] = streaming.sink if streaming else 0
+        self.windows[row] = streaming.window if streaming else 0
         _write_sampling(self.sampling, row, sequence.request)
         self.set_pages(sequence, 0)
 
     def set_pages(self, sequence: Sequence, start: int) -> None:
         """Copy the page ids of a sequence from index `start` on."""
+        self.num_dropped[sequence.row] = sequence.num_dropped
         pages = sequence.page_ids[start:]
         self.page_table[sequence.row, start : start + len(pages)] = pages
 

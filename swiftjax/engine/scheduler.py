@@ -25,6 +25,7 @@ from swiftjax.engine.rows import RowTable
 from swiftjax.engine.sequence import Sequence
 from swiftjax.engine.sequence_pages import SequencePages
 from swiftjax.engine.served_tokens import ServedTokens
+from swiftjax.engine.stream_pages import drop_expired, limit_pages
 from swiftjax.engine.waiting_queue import WaitingQueue
 from swiftjax.errors import InvalidRequestError, QueueFullError
 
@@ -108,8 +109,9 @@ class Scheduler:
         if request.request_id in self:
             raise InvalidRequestError(f"request id {request.request_id!r} is already in use")
         sequence = Sequence(request, self._num_submitted)
+        sequence.max_pages = limit_pages(sequence, self.pool, self.rows)
         capacity = self.pool.num_pages * self.pool.page_size
-        if sequence.max_cached_len > capacity:
+        if sequence.max_pages > self.pool.num_pages:
             raise InvalidRequestError(
                 f"prompt ({sequence.prompt_len}) + max_new_tokens ({request.max_new_tokens}) needs "
                 f"{sequence.max_cached_len} KV slots; the cache has {capacity} in all. At most "
@@ -234,7 +236,10 @@ class Scheduler:
         self.pool.check_integrity(page for s in running for page in s.page_ids)
         for sequence in running:
             assert sequence.state == "running" and sequence.row >= 0
-            assert len(sequence.page_ids) == self.pool.pages_for(sequence.computed_len)
+            num_pages = len(sequence.page_ids)
+            assert num_pages <= sequence.max_pages
+            num_pages += sequence.num_dropped
+            assert num_pages == self.pool.pages_for(sequence.computed_len)
         assert len({s.row for s in running}) == len(running)
         for sequence in preempted:
             assert sequence.state in ("swapped", "preempted") and not sequence.page_ids
@@ -316,11 +321,13 @@ class Scheduler:
         total, page_size = sequence.total_len, self.pool.page_size
         if total >= sequence.full_len or (sequence.num_unread and sequence.rules is not None):
             return  # nothing is left to do, or what may follow hangs on a token not read yet
-        start = sequence.computed_len
-        end = min(total, start + draft.budget)
+        drop_expired(sequence, self.pool, self.rows)
+        start, dropped = sequence.computed_len, sequence.num_dropped
+        end = min(total, start + draft.budget, (sequence.max_pages + dropped) * page_size)
         if end <= start:
             return
-        if end > len(sequence.page_ids) * page_size and not self._take_pages(draft, sequence, end):
+        room = (len(sequence.page_ids) + dropped) * page_size
+        if end > room and not self._take_pages(draft, sequence, end):
             return
         draft.add(sequence, end - start, samples=end == total)
         self._served.charge(sequence.request.options.client_id, end - start)
@@ -332,7 +339,8 @@ class Scheduler:
 
         False if it must wait.
         """
-        count = self.pool.pages_for(num_tokens) - len(sequence.page_ids)
+        num_pages = self.pool.pages_for(num_tokens) - sequence.num_dropped
+        count = num_pages - len(sequence.page_ids)
         while (pages := self.pool.allocate(count)) is None:
             if draft.in_flight:
                 self._must_read = True
@@ -355,7 +363,7 @@ class Scheduler:
             self._pages.swap_out(draft, sequence)
             sequence.state = "swapped"
         else:
-            sequence.computed_len = 0
+            sequence.computed_len = sequence.num_dropped = 0
             sequence.state = "preempted"
         self._stop_running(sequence)
         self._preempted[sequence.request.request_id] = sequence

@@ -1,7 +1,7 @@
 """The engine's mutable record of one request.
 
 Only the scheduler changes a Sequence. Invariants: `0 <= computed_len <= total_len`; while it runs
-it owns `ceil(computed_len / page_size)` pages and one row; in any other state it owns neither.
+it owns `ceil(computed_len / page_size) - num_dropped` pages and one row; in other states neither.
 """
 
 from typing import Literal
@@ -20,7 +20,9 @@ class Sequence:
     __slots__ = (
         "computed_len",
         "full_len",
+        "max_pages",
         "num_cached",
+        "num_dropped",
         "num_published",
         "num_swapped",
         "num_to_score",
@@ -33,6 +35,7 @@ class Sequence:
         "request",
         "row",
         "rules",
+        "shared_len",
         "state",
         "token_ids",
     )
@@ -52,7 +55,12 @@ class Sequence:
         self.computed_len = 0
         # Prompt tokens found in the prefix cache when it first started.
         self.num_cached: int | None = None
+        self.max_pages = 0  # most pages it may own at a time
+        self.num_dropped = 0  # pages behind those of its sinks that it has given back
         self.num_published = 0  # full pages, from the first, that others can find
+        streaming = request.generation.streaming
+        # First tokens whose pages are those of any sequence that starts with them.
+        self.shared_len = streaming.shared_len() if streaming else self.full_len
         self.num_swapped = 0  # pages of it that lie on the host
         self.num_unread = 0  # tokens sampled by steps that were not read yet
         self.row = -1  # its row in the RowTable while it runs
@@ -74,8 +82,14 @@ class Sequence:
         return len(self.token_ids) + self.num_unread - self.computed_len
 
     @property
+    def shared_tokens(self) -> list[int]:
+        """Those of the `shared_len` first tokens that were read."""
+        tokens = self.token_ids
+        return tokens if self.shared_len >= len(tokens) else tokens[: self.shared_len]
+
+    @property
     def max_cached_len(self) -> int:
-        """Most tokens the cache will ever hold for it: the last sampled token is never fed back."""
+        """Most tokens it will ever compute: the last sampled token is never fed back."""
         return self.full_len - 1
 
     @property

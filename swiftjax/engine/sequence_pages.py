@@ -32,10 +32,10 @@ class SequencePages:
         size, total = self._pool.page_size, len(sequence.token_ids)
         cached: list[int] = []
         if self._may_reuse(sequence):
-            self._keys.extend(sequence.page_keys, sequence.token_ids, self._salt(sequence.request))
+            self._extend_keys(sequence)
             # The last token is always computed: its logits are what the next one is drawn from.
             cached = self._pool.take_published(sequence.page_keys[: (total - 1) // size])
-        if self._pool.pages_for(total) - len(cached) > self._pool.num_free:
+        if self._needed(sequence) - len(cached) > self._pool.num_free:
             self._pool.release(cached)
             return False
         sequence.page_ids = cached
@@ -47,13 +47,15 @@ class SequencePages:
 
     def publish(self, sequence: Sequence) -> None:
         """Let others find the pages that are full now; they are written before anyone reads."""
-        num_known = min(sequence.computed_len, len(sequence.token_ids))
+        if sequence.num_dropped:
+            return  # what a page of it holds no longer follows from a prefix, or is where it was
+        num_known = min(sequence.computed_len, len(sequence.token_ids), sequence.shared_len)
         first, num_full = sequence.num_published, num_known // self._pool.page_size
         if num_full == first:
             return
         sequence.num_published = num_full
         if self._may_reuse(sequence):
-            self._keys.extend(sequence.page_keys, sequence.token_ids, self._salt(sequence.request))
+            self._extend_keys(sequence)
             for i in range(first, num_full):
                 self._pool.publish(sequence.page_ids[i], sequence.page_keys[i])
 
@@ -93,7 +95,7 @@ class SequencePages:
     def swap_in(self, draft: PlanDraft, sequence: Sequence) -> bool:
         """Take pages for the host's copy, if there are more for what is computed next."""
         # A plan without work would lose the move.
-        if self._pool.pages_for(sequence.total_len) > self._pool.num_free:
+        if self._needed(sequence) > self._pool.num_free:
             return False
         pages = self._pool.allocate(sequence.num_swapped)
         assert pages is not None
@@ -117,6 +119,15 @@ class SequencePages:
         """Give all pages up."""
         self._pool.release(sequence.page_ids)
         sequence.page_ids = []
+
+    def _needed(self, sequence: Sequence) -> int:
+        """Pages that must be there before it runs."""
+        num_pages = self._pool.pages_for(sequence.total_len) - sequence.num_dropped
+        return min(num_pages, sequence.max_pages)
+
+    def _extend_keys(self, sequence: Sequence) -> None:
+        tokens = sequence.shared_tokens
+        self._keys.extend(sequence.page_keys, tokens, self._salt(sequence.request))
 
     def _may_reuse(self, sequence: Sequence) -> bool:
         # Cached tokens are not computed, so they could not be scored.

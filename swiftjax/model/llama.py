@@ -22,11 +22,20 @@ from swiftjax.config import ModelConfig
 from swiftjax.model.kv_cache import KVCache
 from swiftjax.model.linear import Linear, dot_precision
 from swiftjax.model.rope import RopeTable, dynamic_rope_angles, rope_angles
+from swiftjax.model.sink_view import SinkView, make_sink_view
 
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=("slot_mapping", "page_table", "query_starts", "context_lens", "cos", "sin"),
+    data_fields=(
+        "slot_mapping",
+        "page_table",
+        "query_starts",
+        "context_lens",
+        "cos",
+        "sin",
+        "sinks",
+    ),
     meta_fields=("is_decode", "row_invariant", "implementation"),
 )
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,6 +48,7 @@ class LayerInputs:
     context_lens: Any  # [B] int32
     cos: Any  # [T H/2] float32
     sin: Any  # [T H/2] float32
+    sinks: SinkView | None
     is_decode: bool  # T == B: one new token per sequence
     row_invariant: bool  # a row's bits do not depend on what else its chunk holds
     implementation: kernels.Implementation
@@ -112,6 +122,7 @@ class Attention(nnx.Module):
         inputs: LayerInputs,
     ) -> Float[Array, "T N H"]:
         scale = self.head_dim**-0.5
+        streams = None if inputs.sinks is None else inputs.sinks.of(q)
         if inputs.is_decode:
             return kernels.decode_attention(
                 q,
@@ -121,6 +132,7 @@ class Attention(nnx.Module):
                 inputs.context_lens,
                 scale=scale,
                 window=self.window,
+                streams=streams,
                 implementation=inputs.implementation,
             )
         return kernels.ragged_attention(
@@ -133,6 +145,7 @@ class Attention(nnx.Module):
             scale=scale,
             window=self.window,
             row_invariant=inputs.row_invariant,
+            streams=streams,
             implementation=inputs.implementation,
         )
 
@@ -238,6 +251,7 @@ class Llama(nnx.Module):
             context_lens=batch.context_lens,
             cos=cos,
             sin=sin,
+            sinks=make_sink_view(self.config.rope, rope_table, batch),
             is_decode=batch.token_ids.shape == batch.context_lens.shape,
             row_invariant=row_invariant,
             implementation=implementation,

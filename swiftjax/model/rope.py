@@ -1,9 +1,9 @@
 """Rotary position embedding: inverse frequencies of every scaling kind, and exact angles.
 
-The angle of position p is the sum of two angles, one for p % 1024 and one for p // 1024; both come
-from small fp32 tables made in fp64 on the host, so cos and sin stay exact to fp32 rounding at
-positions beyond a million. Knows nothing of batches or pages; called by `model/llama.py`. The
-rotation itself is part of `kernels.rope_write`.
+The angle of position p is the sum of two angles, one for p % 1024 and one for p // 1024 (of three
+beyond 1024 * 1024 positions); all come from small fp32 tables made in fp64 on the host, so cos and
+sin stay exact to fp32 rounding wherever a token stands. Knows nothing of batches or pages; called
+by `model/llama.py` and `sink_view.py`. The rotation itself is part of `kernels.rope_write`.
 """
 
 import math
@@ -20,10 +20,14 @@ LOW_SIZE = 1 << LOW_BITS
 
 
 class RopeTable(NamedTuple):
-    """e^(i·f·r) for r < 1024 and a·e^(i·f·1024·q) as (cos, sin); a is the attention factor."""
+    """e^(i·f·r) for r < 1024 and a·e^(i·f·1024·q) as (cos, sin); a is the attention factor.
+
+    `top`, where there is one, is e^(i·f·1024·1024·q); q in `high` then ends at 1024.
+    """
 
     low: Float[Array, "1024 half 2"]
     high: Float[Array, "blocks half 2"]
+    top: Float[Array, "regions half 2"] | None = None
 
 
 def inverse_frequencies(
@@ -65,9 +69,15 @@ def make_rope_table(rope: RopeConfig, head_dim: int, max_positions: int) -> Rope
     """Make the tables for positions below `max_positions`; angles are computed in fp64."""
     frequencies = inverse_frequencies(rope, head_dim)
     num_blocks = max(1, -(-max_positions // LOW_SIZE))
+    num_regions = -(-num_blocks // LOW_SIZE)
     low = _unit_circle(np.arange(LOW_SIZE), frequencies)
-    high = _unit_circle(np.arange(num_blocks) * LOW_SIZE, frequencies) * attention_factor(rope)
-    return RopeTable(jnp.asarray(low, jnp.float32), jnp.asarray(high, jnp.float32))
+    blocks = np.arange(num_blocks if num_regions == 1 else LOW_SIZE)
+    high = _unit_circle(blocks * LOW_SIZE, frequencies) * attention_factor(rope)
+    low, high = jnp.asarray(low, jnp.float32), jnp.asarray(high, jnp.float32)
+    if num_regions == 1:
+        return RopeTable(low, high)
+    top = _unit_circle(np.arange(num_regions) * LOW_SIZE**2, frequencies)
+    return RopeTable(low, high, jnp.asarray(top, jnp.float32))
 
 
 def rope_angles(
@@ -78,10 +88,14 @@ def rope_angles(
     Positions at or past the table's end are clamped to its last block. For every kind but dynamic.
     """
     low = jnp.take(table.low, positions & (LOW_SIZE - 1), axis=0, mode="clip")
-    high = jnp.take(table.high, positions >> LOW_BITS, axis=0, mode="clip")
-    low_cos, low_sin = low[..., 0], low[..., 1]
-    high_cos, high_sin = high[..., 0], high[..., 1]
-    return low_cos * high_cos - low_sin * high_sin, low_sin * high_cos + low_cos * high_sin
+    block = positions >> LOW_BITS
+    if table.top is None:
+        angles = _sum(low, jnp.take(table.high, block, axis=0, mode="clip"))
+    else:
+        high = jnp.take(table.high, block & (LOW_SIZE - 1), axis=0, mode="clip")
+        top = jnp.take(table.top, block >> LOW_BITS, axis=0, mode="clip")
+        angles = _sum(_sum(low, high), top)
+    return angles[..., 0], angles[..., 1]
 
 
 def dynamic_rope_angles(
@@ -112,6 +126,13 @@ def dynamic_rope_angles(
     is_long = (over > 0.0)[:, None]
     cos = jnp.where(is_long, jnp.cos(angles), table_cos)
     return cos, jnp.where(is_long, jnp.sin(angles), table_sin)
+
+
+def _sum(a: Float[Array, "T half 2"], b: Float[Array, "T half 2"]) -> Float[Array, "T half 2"]:
+    """The sum of two angles, all as (cos, sin)."""
+    cos, sin = a[..., 0], a[..., 1]
+    cos_b, sin_b = b[..., 0], b[..., 1]
+    return jnp.stack([cos * cos_b - sin * sin_b, sin * cos_b + cos * sin_b], axis=-1)
 
 
 def _unit_circle(positions: np.ndarray, frequencies: np.ndarray) -> Float64[np.ndarray, "p half 2"]:

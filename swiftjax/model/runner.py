@@ -106,6 +106,7 @@ class ModelRunner:
             num_tokens=len(batch.token_ids),
             num_seqs=len(batch.context_lens),
             max_pages=batch.page_table.shape[1],
+            streams=batch.windows is not None,
         )
         packed = pack(batch)
         logits, hidden, kv_cache = self._programs.forward(shape)(

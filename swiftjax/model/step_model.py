@@ -37,7 +37,7 @@ class StepModel:
         self._names = [".".join(map(str, path)) for path in paths]
         self._table = make_rope_table(config.rope, config.head_dim, max_model_len)
         weights, self._treedef = jax.tree.flatten(state)
-        table = (jax.ShapeDtypeStruct(x.shape, x.dtype) for x in self._table)
+        table = (jax.ShapeDtypeStruct(x.shape, x.dtype) for x in self._table if x is not None)
         self.abstract_params: tuple[jax.ShapeDtypeStruct, ...] = (*weights, *table)
         self._implementation: kernels.Implementation = implementation
         self._row_invariant = row_invariant
@@ -46,7 +46,7 @@ class StepModel:
         """The flat tuple that every call is given, of weights by name and the rotary table."""
         assert params.keys() == set(self._names)
         weights = (params[name] for name in self._names)
-        return (*weights, *map(jnp.asarray, self._table))
+        return (*weights, *(jnp.asarray(part) for part in self._table if part is not None))
 
     def forward(
         self, params: tuple[Array, ...], kv_cache: KVCache, batch: Batch

@@ -131,9 +131,9 @@ def test_yarn_without_truncation_uses_fractional_bounds() -> None:
 @pytest.mark.parametrize("rope", ALL_KINDS, ids=ROPE_KINDS)
 def test_angles_are_exact_beyond_a_million_positions(rope) -> None:
     head_dim = 64
-    table = make_rope_table(rope, head_dim, 2_000_001)
+    table = make_rope_table(rope, head_dim, 2**31 - 1)
     rng = np.random.default_rng(0)
-    edges = [0, 1, 1023, 1024, 1025, 8191, 8192, 131071, 1_048_575, 1_048_576, 2_000_000]
+    edges = [0, 1, 1023, 1024, 1025, 8191, 8192, 131071, 1_048_575, 1_048_576, 2_000_000, 2**31 - 2]
     positions = np.concatenate([edges, rng.integers(0, 2_000_001, 2000)])
     cos, sin = jax.jit(rope_angles)(table, jnp.asarray(positions, jnp.int32))
     assert cos.dtype == sin.dtype == jnp.float32
@@ -146,7 +146,10 @@ def test_angles_are_exact_beyond_a_million_positions(rope) -> None:
 def test_tables_stay_small() -> None:
     table = make_rope_table(LLAMA32, 128, 1_048_576)
     assert table.low.nbytes == table.high.nbytes == 1024 * 64 * 2 * 4
+    assert table.top is None
     assert make_rope_table(LLAMA32, 128, 1).high.shape == (1, 64, 2)
+    endless = make_rope_table(LLAMA32, 128, 2**31 - 1)
+    assert endless.top is not None and endless.top.nbytes == 2048 * 64 * 2 * 4
 
 
 def test_dynamic_angles_use_prompt_length_then_position() -> None:

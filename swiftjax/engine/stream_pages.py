@@ -1,0 +1,46 @@
+"""Which pages a streaming sequence may own, and which leave it. Called by the scheduler.
+
+An ordinary sequence keeps all its pages; nothing here changes one.
+"""
+
+from swiftjax.engine.page_pool import PagePool
+from swiftjax.engine.rows import RowTable
+from swiftjax.engine.sequence import Sequence
+from swiftjax.errors import InvalidRequestError
+
+
+def limit_pages(sequence: Sequence, pool: PagePool, rows: RowTable) -> int:
+    """Most pages that a sequence will own at a time.
+
+    Raises InvalidRequestError for sinks and a window that the engine has no room for.
+    """
+    size, all_pages = pool.page_size, pool.pages_for(sequence.max_cached_len)
+    streaming = sequence.request.generation.streaming
+    if streaming is None:
+        return all_pages
+    most = min(pool.num_pages, rows.page_table.shape[1])
+    least = streaming.least_pages(size)
+    if least > most:
+        raise InvalidRequestError(
+            f"sink {streaming.sink} and window {streaming.window} take {least * size} tokens in "
+            f"pages of {size}; a request has at most {most * size}: lower the window by "
+            f"{(least - most) * size}, or raise max_model_len and max_total_token_num"
+        )
+    return min(all_pages, most, streaming.most_pages(size))
+
+
+def drop_expired(sequence: Sequence, pool: PagePool, rows: RowTable) -> None:
+    """Give back the pages that hold neither a sink nor a token of any window to come.
+
+    A step that was dispatched may still read them: the device runs steps in order.
+    """
+    streaming = sequence.request.generation.streaming
+    if streaming is None:
+        return
+    expired = streaming.expired_pages(sequence.computed_len, pool.page_size)
+    first, count = streaming.sink_pages(pool.page_size), expired - sequence.num_dropped
+    if count > 0:
+        pool.release(sequence.page_ids[first : first + count])
+        del sequence.page_ids[first : first + count]
+        sequence.num_dropped = expired
+        rows.set_pages(sequence, first)
