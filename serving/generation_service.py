@@ -61,7 +61,7 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
         messages.check_model(request.model, model.name)
         kind = request.WhichOneof("prompt")
         if kind == "chat":
-            ids = await self._render(request.chat)
+            ids = await self._render(request.chat, engine.limits.max_model_len)
         elif kind == "text":
             add = request.add_special_tokens or not request.HasField("add_special_tokens")
             ids = await asyncio.to_thread(engine.tokenizer.encode, request.text, add)
@@ -101,7 +101,8 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
         messages.check_model(request.model, model.name)
         config = read_generation_config(request)
         options = read_request_options(request)
-        prompt = await self._read_prompt(request)
+        longest = engine.limits.longest(config.streaming)
+        prompt = await self._read_prompt(request, longest)
         if options.time_limit is not None:
             left = options.time_limit - (time.monotonic() - arrival)
             options = replace(options, time_limit=max(left, 1e-6))
@@ -115,8 +116,9 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
         )
         return self._metrics.watch(stream, "grpc")
 
-    async def _read_prompt(self, request: pb.GenerateRequest) -> str | tuple[int, ...] | list[int]:
-        max_model_len = self.served.engine.limits.max_model_len
+    async def _read_prompt(
+        self, request: pb.GenerateRequest, max_model_len: int
+    ) -> str | tuple[int, ...] | list[int]:
         kind = request.WhichOneof("prompt")
         if kind == "text":
             messages.check_text(len(request.text), max_model_len)
@@ -124,11 +126,11 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
         if kind == "token_ids":
             return messages.read_token_ids(request.token_ids, max_model_len)
         if kind == "chat":
-            return await self._render(request.chat)
+            return await self._render(request.chat, max_model_len)
         raise InvalidRequestError("no prompt: set text, chat or token_ids")
 
-    async def _render(self, chat: pb.Chat) -> list[int]:
+    async def _render(self, chat: pb.Chat, max_model_len: int) -> list[int]:
         engine = self.served.engine
-        turns = messages.read_chat(chat, engine.limits.max_model_len)
+        turns = messages.read_chat(chat, max_model_len)
         ids = await asyncio.to_thread(engine.tokenizer.apply_chat_template, turns)
         return cast(list[int], ids)  # text only with tokenize=False

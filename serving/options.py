@@ -22,6 +22,7 @@ from swiftjax.engine.generation import (
     MAX_STOP_TOKEN_IDS,
 )
 from swiftjax.engine.request import GenerationConfig, RequestOptions, TopLogprobs
+from swiftjax.engine.streaming import Streaming
 from swiftjax.errors import InvalidRequestError
 from swiftjax.serving.proto import swiftjax_pb2 as pb
 
@@ -67,6 +68,17 @@ def read_generation_config(request: pb.GenerateRequest) -> GenerationConfig:
         logprobs_mode="processed" if processed else "raw",
         echo=output.echo,
         constraint=_read_constraint(request.constraint),
+        streaming=_read_streaming(request),
+    )
+
+
+def _read_streaming(request: pb.GenerateRequest) -> Streaming | None:
+    if not request.HasField("streaming"):
+        return None
+    asked = request.streaming
+    default = Streaming()
+    return Streaming(
+        sink=_given(asked, "sink", default.sink), window=_given(asked, "window", default.window)
     )
 
 
@@ -162,6 +174,8 @@ def write_options(config: GenerationConfig, request: pb.GenerateRequest) -> None
             echo=config.echo,
         )
     )
+    if (streaming := config.streaming) is not None:
+        request.streaming.sink, request.streaming.window = streaming.sink, streaming.window
 
 
 def write_request_options(options: RequestOptions, request: pb.GenerateRequest) -> None:

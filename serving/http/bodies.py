@@ -17,6 +17,7 @@ from swiftjax.engine.generation import (
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
 )
+from swiftjax.engine.streaming import MAX_SINK, MAX_WINDOW
 
 MAX_NAME_CHARS = 256
 
@@ -63,6 +64,13 @@ class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True):
     choice: list[str] | None = None
 
 
+class StreamingOptions(Struct, kw_only=True, forbid_unknown_fields=True):
+    """First and last tokens that are attended; prompt and answer may then be of any length."""
+
+    sink: Annotated[int, Meta(ge=0, le=MAX_SINK)] | None = None
+    window: Annotated[int, Meta(ge=1, le=MAX_WINDOW)] | None = None
+
+
 class Options(Struct, kw_only=True, forbid_unknown_fields=True):
     """What completions and chats share; the lines after `user` are ours, not OpenAI's."""
 
@@ -94,6 +102,7 @@ class Options(Struct, kw_only=True, forbid_unknown_fields=True):
     client_id: Label | None = None
     session_id: Label | None = None
     cache_salt: Label | None = None
+    streaming: StreamingOptions | None = None
 
 
 class CompletionBody(Options, kw_only=True, forbid_unknown_fields=True):

@@ -12,6 +12,7 @@ import msgspec
 from swiftjax.engine.constraint import Constraint
 from swiftjax.engine.core import EngineLimits
 from swiftjax.engine.request import GenerationConfig, Prompt, RequestOptions
+from swiftjax.engine.streaming import Streaming
 from swiftjax.serving.http.bodies import ChatBody, CompletionBody, Message, Options
 from swiftjax.serving.http.json_body import FieldError
 from swiftjax.serving.merging import MAX_ANSWERS
@@ -41,7 +42,8 @@ def read_completion(body: CompletionBody, limits: EngineLimits) -> tuple[list[Pr
         raise FieldError("suffix: text cannot be inserted here; leave it out", "suffix")
     if body.best_of not in (None, body.n or 1):
         raise FieldError(f"best_of is {body.best_of}; it must equal n or be left out", "best_of")
-    prompts = _read_prompts(body.prompt, limits.max_model_len)
+    streaming = _read_streaming(body)
+    prompts = _read_prompts(body.prompt, limits.longest(streaming))
     if len(prompts) * (body.n or 1) > MAX_ANSWERS:
         raise FieldError(
             f"prompt: {len(prompts)} prompts with n {body.n or 1} are over {MAX_ANSWERS} answers; "
@@ -131,6 +133,13 @@ def _read_prompts(prompt: str | list[Any], max_model_len: int) -> list[Prompt]:
     return prompts
 
 
+def _read_streaming(body: Options) -> Streaming | None:
+    if body.streaming is None:
+        return None
+    given = {"sink": body.streaming.sink, "window": body.streaming.window}
+    return Streaming(**{name: value for name, value in given.items() if value is not None})
+
+
 def _asked(
     body: Options, max_tokens: int | None, *, logprobs: int | None, echo: bool = False
 ) -> Asked:
@@ -150,6 +159,7 @@ def _asked(
         if (value := getattr(body, name)) is not None
     }  # fmt: skip
     config = GenerationConfig(
+        streaming=_read_streaming(body),
         max_new_tokens=max_tokens,
         min_new_tokens=min_tokens,
         temperature=DEFAULT_TEMPERATURE if body.temperature is None else body.temperature,

@@ -114,7 +114,7 @@ class Routes:
         engine, model = self.served[:2]
         check_model(body.model or "", model.name)
         asked = read_chat(body)
-        ids = await self._render(body.messages)
+        ids = await self._render(body.messages, engine.limits.longest(asked.config.streaming))
         answer_id = f"chatcmpl-{uuid.uuid4().hex}"
         writer = ChatWriter(answer_id, model.name, engine.tokenizer, asked.config)
         return await self._generate(request, [ids], asked, answer_id, writer)
@@ -130,7 +130,11 @@ class Routes:
             special = body.add_special_tokens is not False
             ids = await asyncio.to_thread(engine.tokenizer.encode, body.prompt, special)
         else:
-            ids = await self._render(body.messages or (), body.add_generation_prompt is not False)
+            ids = await self._render(
+                body.messages or (),
+                engine.limits.max_model_len,
+                body.add_generation_prompt is not False,
+            )
         count = {"count": len(ids), "max_model_len": engine.limits.max_model_len}
         return JsonReply({"tokens": ids, **count})
 
@@ -225,10 +229,10 @@ class Routes:
         return JsonReply(writer.whole(), headers=headers)
 
     async def _render(
-        self, messages: Sequence[Message], add_generation_prompt: bool = True
+        self, messages: Sequence[Message], max_len: int, add_generation_prompt: bool = True
     ) -> list[int]:
         engine = self.served.engine
-        turns = read_messages(messages, engine.limits.max_model_len)
+        turns = read_messages(messages, max_len)
         ids = await asyncio.to_thread(
             engine.tokenizer.apply_chat_template, turns, add_generation_prompt=add_generation_prompt
         )

@@ -33,6 +33,8 @@ def chat(
     top_p: opt.TopP = opt.DEFAULTS.top_p,
     top_k: opt.TopK = opt.DEFAULTS.top_k,
     seed: opt.Seed = None,
+    streaming_window: opt.StreamingWindow = None,
+    streaming_sink: opt.StreamingSink = opt.STREAMING_DEFAULTS.sink,
     chat_template: opt.ChatTemplate = None,
     dtype: opt.DtypeOption = None,
     quant_type: opt.QuantTypeOption = None,
@@ -47,7 +49,12 @@ def chat(
     message per line.
     """
     generation = GenerationConfig(
-        max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        seed=seed,
+        streaming=opt.streaming(streaming_window, streaming_sink),
     )
     config = EngineConfig(
         model_path=model,
@@ -57,6 +64,7 @@ def chat(
         max_batch_size=1,
         gpu_memory_utilization=gpu_memory_utilization,
         implementation=implementation,
+        streaming=streaming_window is not None,
         chat_template=read_chat_template(chat_template),
     )
     engine = _start(config, quiet)

@@ -76,6 +76,8 @@ def generate(
     ignore_eos: IgnoreEos = False,
     time_limit: TimeLimit = None,
     token_ids: TokenIds = False,
+    streaming_window: opt.StreamingWindow = None,
+    streaming_sink: opt.StreamingSink = opt.STREAMING_DEFAULTS.sink,
     dtype: opt.DtypeOption = None,
     quant_type: opt.QuantTypeOption = None,
     gpu_memory_utilization: opt.GpuMemoryUtilization = opt.ENGINE_DEFAULTS.gpu_memory_utilization,
@@ -106,6 +108,7 @@ def generate(
         stop=tuple(stop or ()),
         stop_token_ids=tuple(stop_token_id or ()),
         ignore_eos=ignore_eos,
+        streaming=opt.streaming(streaming_window, streaming_sink),
     )
     prompts = _read_prompts(prompt, token_ids)
     config = EngineConfig(
@@ -114,6 +117,7 @@ def generate(
         quantization=opt.quantization(quant_type),
         gpu_memory_utilization=gpu_memory_utilization,
         implementation=implementation,
+        streaming=streaming_window is not None,
         prefix_cache=not no_prefix_cache,
         deterministic=deterministic,
         trace=trace,

@@ -8,10 +8,12 @@ import typer
 from swiftjax.cli.policy_file import parse_policy
 from swiftjax.config import QUEUE_POLICY_NAMES, Dtype, EngineConfig, LoadFormat, VictimPolicyName
 from swiftjax.engine.request import GenerationConfig
+from swiftjax.engine.streaming import Streaming as StreamingConfig
 from swiftjax.quantization import Quantization, QuantType
 
 DEFAULTS = GenerationConfig()
 ENGINE_DEFAULTS = EngineConfig(model_path="")
+STREAMING_DEFAULTS = StreamingConfig()
 
 MODEL_HELP = "A Hugging Face directory, a GGUF file, a native checkpoint, or 'smollm2-135m'."
 Model = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
@@ -81,6 +83,24 @@ Deterministic = Annotated[
         show_default="off",
     ),
 ]
+Streaming = Annotated[
+    bool,
+    typer.Option(
+        "--streaming",
+        help="Let requests ask for endless text in constant memory; docs/streaming.md.",
+        show_default="off",
+    ),
+]
+StreamingWindow = Annotated[
+    int | None,
+    typer.Option(
+        help="Attend so many last tokens only, and texts may be endless; docs/streaming.md.",
+        show_default="off",
+    ),
+]
+StreamingSink = Annotated[
+    int, typer.Option(help="With --streaming-window: first tokens that stay attended.")
+]
 NoPrefixCache = Annotated[
     bool,
     typer.Option(
@@ -119,6 +139,11 @@ Seed = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Write JSON to stdout.", show_default="off")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.", show_default="off")]
+
+
+def streaming(window: int | None, sink: int) -> StreamingConfig | None:
+    """What --streaming-window and --streaming-sink ask of a request."""
+    return None if window is None else StreamingConfig(sink=sink, window=window)
 
 
 def quantization(quant_type: QuantType | None) -> Quantization | None:

@@ -82,6 +82,7 @@ def serve(
     max_wait_ms: MaxWaitMs = opt.ENGINE_DEFAULTS.max_wait_ms,
     no_prefix_cache: opt.NoPrefixCache = False,
     deterministic: opt.Deterministic = False,
+    streaming: opt.Streaming = False,
     swap_space_gib: opt.SwapSpaceGib = opt.ENGINE_DEFAULTS.swap_space_gib,
     max_unread_tokens: MaxUnreadTokens = opt.ENGINE_DEFAULTS.readers.max_unread_tokens,
     max_paused_seconds: MaxPausedSeconds = opt.ENGINE_DEFAULTS.readers.max_paused_seconds,
@@ -116,6 +117,7 @@ def serve(
         max_wait_ms=max_wait_ms,
         prefix_cache=not no_prefix_cache,
         deterministic=deterministic,
+        streaming=streaming,
         swap_space_gib=swap_space_gib,
         trace=trace,
         readers=ReaderLimits(

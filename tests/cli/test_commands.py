@@ -63,6 +63,14 @@ def test_generate_from_arguments_stdin_and_token_ids(
     assert by_id.stdout == piped.stdout
 
 
+def test_endless_text(cli: Cli, tiny: Path) -> None:
+    """More than max_position_embeddings."""
+    options = ["--max-new-tokens", "300", "--ignore-eos", "--streaming-window", "40", "--json"]
+    result = cli("generate", tiny, "ab", "--quiet", *options)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert len(json.loads(result.stdout)["token_ids"]) == 300
+
+
 def test_ids_outside_the_vocabulary_are_2(cli: Cli, tiny: Path) -> None:
     result = cli("generate", tiny, "999999", "--token-ids")
     assert (result.returncode, result.stdout) == (2, "")

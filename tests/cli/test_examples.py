@@ -14,7 +14,7 @@ RUN = """
 import runpy, sys
 sys.path.insert(0, {root!r})
 sys.argv[1:] = ["--model-path", {model!r}, "--max-new-tokens", "12"]
-for name in ("offline", "online"):
+for name in ("offline", "online", "endless_chat"):
     print("#", name)
     runpy.run_path({root!r} + f"/examples/{{name}}.py", run_name="__main__")
 print("# readme")
@@ -30,9 +30,10 @@ def test_examples_and_readme(tiny: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    _, offline, online, readme = re.split("^# .*\n", done.stdout, flags=re.MULTILINE)
+    _, offline, online, endless, readme = re.split("^# .*\n", done.stdout, flags=re.MULTILINE)
     assert "tokens in" in offline
     assert "num_running=0" in online  # the stream that was left early has ended too
+    assert endless.count("tokens of chat") == 12
     assert readme.count("\n") >= 2
 
 

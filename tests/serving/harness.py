@@ -66,6 +66,7 @@ def make_core(
     min_batch_size: int = 1,
     max_wait: float = 0.0,
     overlaps: bool = False,
+    streams: bool = False,
 ) -> EngineCore:
     """A core for the byte vocabulary."""
     return make_fake_core(
@@ -81,6 +82,7 @@ def make_core(
         min_batch_size=min_batch_size,
         max_wait=max_wait,
         overlaps=overlaps,
+        streams=streams,
     )
 
 
