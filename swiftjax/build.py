@@ -95,7 +95,7 @@ def build_core(
     opened = open_model(config)
     model = opened.config
     if config.streaming:
-        _check_streaming(model)
+        check_streaming(model)
     sizes = choose_sizes(config, model)
     implementation = _choose_implementation(asked, model, sizes.page_size)
     plan = plan_memory(config, model, sizes)
@@ -134,7 +134,7 @@ def build_core(
     return BuiltCore(core, tokenizer, model, runner, buckets, plan, swap_bytes)
 
 
-def _check_streaming(model: ModelConfig) -> None:
+def check_streaming(model: ModelConfig) -> None:
     """Refuse models whose own rules of attention do not go together with sinks and a window."""
     if model.rope.kind == "dynamic":
         raise UnsupportedError(

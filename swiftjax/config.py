@@ -181,11 +181,8 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
                 raise InvalidRequestError(f"{name} is {value!r}; it must be a positive integer")
-        if self.streaming and self.trace is not None:
-            raise InvalidRequestError(
-                "trace and streaming are both set: a replay does not know pages that were given "
-                "back, so leave one of the two out"
-            )
+        if self.streaming:
+            self._check_streaming()
         _check_gate(self.min_batch_size, self.max_wait_ms)
         if isinstance(self.policy, str) or not callable(self.policy):
             _check_choice("policy", self.policy, QUEUE_POLICY_NAMES)
@@ -194,6 +191,18 @@ class EngineConfig:
         _check_choice("load_format", self.load_format, LOAD_FORMATS)
         if self.dtype is not None:
             _check_choice("dtype", self.dtype, DTYPES)
+
+    def _check_streaming(self) -> None:
+        if self.trace is not None:
+            raise InvalidRequestError(
+                "trace and streaming are both set: a replay does not know pages that were given "
+                "back, so leave one of the two out"
+            )
+        if self.deterministic:
+            raise InvalidRequestError(
+                "deterministic and streaming are both set: which pages are left when a token is "
+                "computed depends on chunks, and its last bits on that, so leave one of the two out"
+            )
 
 
 def _is_number(value: object) -> bool:

@@ -6,11 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from swiftjax.build import check_streaming
+from swiftjax.config import EngineConfig, RopeConfig
 from swiftjax.engine.core import EngineCore
 from swiftjax.engine.preemption import PreemptionCosts
 from swiftjax.engine.request import GenerationConfig
 from swiftjax.engine.streaming import Streaming
-from swiftjax.errors import InvalidRequestError
+from swiftjax.errors import InvalidRequestError, UnsupportedError
 from tests.fakes import make_request
 from tests.model.test_engine_numerics import prompt_of
 from tests.model.test_same_answer import ALWAYS_SWAP, answers, assert_same
@@ -127,3 +129,12 @@ def test_what_cannot_be_is_refused_with_a_remedy() -> None:
         GenerationConfig(n=2, streaming=STREAMING)
     with pytest.raises(InvalidRequestError, match="window of streaming is 0"):
         Streaming(window=0)
+    for option in ({"trace": "file"}, {"deterministic": True}):
+        with pytest.raises(InvalidRequestError, match="leave one of the two out"):
+            EngineConfig(model_path="m", streaming=True, **option)
+    for model in (
+        replace(TINY, rope=RopeConfig(kind="dynamic")),
+        replace(TINY, layer_windows=(8, 0)),
+    ):
+        with pytest.raises(UnsupportedError, match="leave streaming out"):
+            check_streaming(model)
