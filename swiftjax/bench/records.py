@@ -22,6 +22,8 @@ _IDENTITY = (
     "rate",
     "protocol",
     "deterministic",
+    "quant_type",
+    "overlap",
 )
 
 

@@ -93,8 +93,8 @@ def offline(
 
     engine = Engine.from_core(built)
     run = _run_of(built.model_config.dtype, model, commit, implementation)
-    if deterministic:
-        run.flags["deterministic"] = True
+    asked = {"deterministic": deterministic or None, "quant_type": quant_type, "overlap": overlap}
+    run.flags.update({name: value for name, value in asked.items() if value is not None})
     names = workload or ["W1", "W2", "W3"]
     if unknown := set(names) - set(_FILES):
         raise InvalidRequestError(
@@ -107,7 +107,8 @@ def offline(
 def _measure(engine: "Engine", workload: str, *, small: bool) -> Iterable["Figure"]:
     from swiftjax.bench import workloads as w
 
-    peaks = _peaks()
+    # The limits count two bytes a weight.
+    peaks = None if engine.built.model_config.quantization else _peaks()
     if workload == "W1":
         cases = (w.Decode(1, 64, 32), w.Decode(4, 64, 32)) if small else w.W1
         return w.measure_decode(engine, cases, peaks)

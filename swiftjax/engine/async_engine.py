@@ -85,7 +85,8 @@ class AsyncEngine:
                 for output in answer.merge(await mailbox.take()):
                     if output.finish_reason == "time_limit" and _comes_first(timeout, options):
                         raise DeadlineError(f"the deadline of {timeout:g} s has passed")
-                    if output.finish_reason == "stop" and config.n > 1:
+                    is_stopped = output.finish_reason == "stop" and config.n > 1
+                    if is_stopped and not mailbox.engine_is_done:  # else another may have the id
                         # Of a stop string only this side knows; other choices go on.
                         self._link.abort(request.request_id, output.index)
                     yield output

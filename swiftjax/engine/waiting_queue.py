@@ -11,9 +11,11 @@ from typing import Any
 from swiftjax.engine.policies import PolicyState, QueuePolicy
 from swiftjax.engine.sequence import Sequence
 
+_FEW = 64
+
 
 class WaitingQueue:
-    """Sequences in state "waiting", the next one on top; O(log n) a push or pop."""
+    """Sequences in state "waiting", the next one on top; O(log n) a push or pop, amortised."""
 
     def __init__(self, policy: QueuePolicy, state: PolicyState) -> None:
         self._policy = policy
@@ -51,8 +53,14 @@ class WaitingQueue:
         return None
 
     def remove(self, sequence: Sequence) -> None:
-        """Forget a sequence whose state the caller changes; its entry goes when it surfaces."""
+        """Forget a sequence whose state the caller changes; its entry goes when it surfaces.
+
+        Or sooner: while nobody starts none surfaces, and clients may come and go all the time.
+        """
         del self._by_order[sequence.order]
+        if len(self._heap) > 2 * len(self._by_order) + _FEW:
+            self._heap = [entry for entry in self._heap if entry[1] in self._by_order]
+            heapq.heapify(self._heap)
 
     def _key(self, sequence: Sequence) -> Any:
         return self._policy(sequence.request, self._state)

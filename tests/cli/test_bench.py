@@ -72,6 +72,17 @@ def test_records_replace_older_ones_of_the_same_thing(tmp_path: Path) -> None:
     assert found == {1: (2.5, 0.8), 8: (5.0, 0.4)}
 
 
+def test_figures_of_quantised_weights_stand_beside_the_others(tmp_path: Path) -> None:
+    figure = Figure(
+        workload="W3", batch=1, context=8, value=1.0, unit="tokens/s", spread=(1.0, 1.0)
+    )
+    path = tmp_path / "throughput.json"
+    for flags in ({}, {"quant_type": "int8"}, {"overlap": False}, {"quant_type": "int8"}):
+        run = Run(model="m", dtype="bf16", command="c", commit="abc", flags=flags)
+        write_records(path, [make_record(figure, run)])
+    assert len(json.loads(path.read_text())) == 3
+
+
 def test_limits_are_those_of_the_published_table() -> None:
     """Anchors for Llama-3-8B on an H200: bytes over 4.5 TB/s, FLOPs over 788 TFLOP/s."""
     config, peaks = SHAPES["llama3-8b"], PEAKS["NVIDIA H200"]

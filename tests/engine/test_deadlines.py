@@ -3,6 +3,8 @@
 import math
 import random
 
+import pytest
+
 from swiftjax.engine.deadlines import Deadlines
 from swiftjax.engine.request import GenerationConfig
 from swiftjax.engine.served_tokens import MAX_IDLE_CLIENTS, ServedTokens
@@ -40,6 +42,21 @@ def test_finished_deadlines_do_not_stay_for_ever() -> None:
         core.submit(make_request(core, [1], GenerationConfig(max_new_tokens=1), deadline=math.inf))
         run_to_end(core)
     assert len(core.scheduler._deadlines) < 70
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_who_left_the_queue_does_not_stay_while_nobody_starts(policy: str) -> None:
+    core = make_fake_core(max_num_seqs=1, policy=policy)
+    core.submit(make_request(core, [1], GenerationConfig(max_new_tokens=100), priority=1))
+    core.step()
+    stays = [make_request(core, [10 * i]) for i in range(3)]
+    for request in stays:
+        core.submit(request)
+    for i in range(500):
+        core.submit(make_request(core, [1], request_id=f"leaves {i}"))
+        core.abort(f"leaves {i}")
+    assert len(core.scheduler._waiting._heap) < 80
+    assert list(run_to_end(core))[-3:] == [request.request_id for request in stays]
 
 
 def test_clients_that_left_are_forgotten_in_time() -> None:

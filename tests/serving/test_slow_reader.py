@@ -197,3 +197,20 @@ def test_a_pause_that_came_too_late_does_not_touch_who_has_the_id_next() -> None
         assert link.method_calls == [call.pause("same")]
 
     asyncio.run(main())
+
+
+def test_a_stop_string_found_too_late_does_not_touch_who_has_the_id_next() -> None:
+    async def body(engine: AsyncEngine) -> None:
+        stops = GenerationConfig(max_new_tokens=8, n=2, stop="fg", ignore_eos=True)
+        first = engine.stream("a", stops, request_id="x")
+        await anext(first)
+        await until(lambda: not engine._mailboxes)  # the engine has said everything
+        whole = GenerationConfig(max_new_tokens=8, n=2, ignore_eos=True)
+        second = engine.stream("a", whole, request_id="x")
+        outputs = [await anext(second)]
+        ends = [output.finish_reason async for output in first]
+        assert ends.count("stop") == 2
+        outputs += [output async for output in second]
+        assert [o.finish_reason for o in outputs if o.finish_reason] == ["length", "length"]
+
+    run(body, 30.0, delay=0.005)
