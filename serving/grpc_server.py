@@ -88,17 +88,7 @@ class GrpcServer:
             # Strangers need not be told what there is to call.
             reflection.enable_server_reflection((*names, reflection.SERVICE_NAME), self._server)
         bracketed = f"[{host}]" if ":" in host else host
-        try:
-            address = f"{bracketed}:{port}"
-            if tls is None:
-                self.port = self._server.add_insecure_port(address)
-            else:
-                self.port = self._server.add_secure_port(address, tls.grpc_credentials())
-        except RuntimeError:
-            raise SwiftJaxError(
-                f"cannot listen on {bracketed}:{port}: the port is taken or the address is not one "
-                "of this machine; choose another port or host"
-            ) from None
+        self.port = _bind(self._server, f"{bracketed}:{port}", tls)
         self.address = f"{bracketed}:{self.port}"
 
     async def start(self) -> None:
@@ -126,6 +116,18 @@ class GrpcServer:
 
     async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
         await asyncio.gather(*(self._health.set(name, status) for name in SERVICES))
+
+
+def _bind(server: grpc.aio.Server, address: str, tls: ServerTls | None) -> int:
+    try:
+        if tls is None:
+            return server.add_insecure_port(address)
+        return server.add_secure_port(address, tls.grpc_credentials())
+    except RuntimeError:
+        raise SwiftJaxError(
+            f"cannot listen on {address}: the port is taken or the address is not one of this "
+            "machine; choose another port or host"
+        ) from None
 
 
 def _add_gateway(server: grpc.aio.Server, gate: Gate, metrics: Metrics) -> "VllmService | None":

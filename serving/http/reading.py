@@ -4,6 +4,7 @@ Types and bounds are checked already (`bodies.py`); here is what fields mean tog
 model. Knows no engine and does no I/O.
 """
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -21,6 +22,10 @@ from swiftjax.serving.messages import check_text
 # OpenAI's defaults, where they are not those of the engine.
 DEFAULT_TEMPERATURE = 1.0
 DEFAULT_COMPLETION_TOKENS = 16
+
+# As much of a prompt as says which requests are likely to share a prefix with it.
+PREFIX_TOKENS = 64
+PREFIX_CHARS = 256
 
 _REFUSED = (
     "audio", "moderation", "prediction", "web_search_options", "functions", "function_call", "tools"
@@ -213,3 +218,12 @@ def _read_constraint(body: Options) -> Constraint | None:
     if len(found) > 1:
         raise FieldError("several constraints are set: an answer takes one", "structured_outputs")
     return found[0] if found else None
+
+
+def prefix_hash(prompt: Prompt) -> str:
+    """A name for the head of a prompt, so that a balancer can send its likes to one server."""
+    if isinstance(prompt, str):
+        head = prompt[:PREFIX_CHARS]
+    else:
+        head = " ".join(map(str, prompt[:PREFIX_TOKENS]))
+    return hashlib.sha256(head.encode()).hexdigest()[:16]

@@ -4,17 +4,15 @@ Every method sees a whole body and is cancelled when its client goes away (`app.
 """
 
 import asyncio
-import hashlib
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
-from starlette.types import Receive, Scope, Send
 
 from swiftjax import __version__
 from swiftjax.engine.request import Prompt
@@ -28,10 +26,17 @@ from swiftjax.serving.http.bodies import (
     TokenizeBody,
 )
 from swiftjax.serving.http.errors import ErrorReply, describe
+from swiftjax.serving.http.gated import Endpoint, Gated
 from swiftjax.serving.http.json_body import FieldError, read_body
 from swiftjax.serving.http.logprobs import token_text
 from swiftjax.serving.http.openapi import make_document
-from swiftjax.serving.http.reading import Asked, read_chat, read_completion, read_messages
+from swiftjax.serving.http.reading import (
+    Asked,
+    prefix_hash,
+    read_chat,
+    read_completion,
+    read_messages,
+)
 from swiftjax.serving.http.replies import JsonReply
 from swiftjax.serving.http.streams import EventStream
 from swiftjax.serving.http.writing import AnswerWriter, ChatWriter, CompletionWriter
@@ -39,26 +44,6 @@ from swiftjax.serving.merging import merge
 from swiftjax.serving.messages import check_model, read_vocabulary_ids
 from swiftjax.serving.metrics import CONTENT_TYPE, Metrics
 from swiftjax.serving.served import Served
-
-Endpoint = Callable[[Request], Awaitable[Response]]
-
-# As much of a prompt as says which requests are likely to share a prefix with it.
-PREFIX_TOKENS = 64
-PREFIX_CHARS = 256
-
-
-class Gated:
-    """An endpoint that is inside the gate until its answer is sent, streamed or not."""
-
-    def __init__(self, endpoint: Endpoint, gate: Gate) -> None:
-        self._endpoint = endpoint
-        self._gate = gate
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request; raises NotReadyError while the gate is closed."""
-        with self._gate.passing():
-            response = await self._endpoint(Request(scope, receive))
-            await response(scope, receive, send)
 
 
 class Routes:
@@ -212,7 +197,7 @@ class Routes:
                 for index, prompt in enumerate(prompts)
             ]
         )
-        headers = {"x-swiftjax-prefix-hash": _prefix_hash(prompts[0])}
+        headers = {"x-swiftjax-prefix-hash": prefix_hash(prompts[0])}
         first = await anext(outputs)
         if asked.stream:
             return EventStream(
@@ -256,12 +241,3 @@ class Routes:
             "owned_by": "swiftjax",
             "max_model_len": model.max_model_len,
         }
-
-
-def _prefix_hash(prompt: Prompt) -> str:
-    """A name for the head of a prompt, so that a balancer can send its likes to one server."""
-    if isinstance(prompt, str):
-        head = prompt[:PREFIX_CHARS]
-    else:
-        head = " ".join(map(str, prompt[:PREFIX_TOKENS]))
-    return hashlib.sha256(head.encode()).hexdigest()[:16]

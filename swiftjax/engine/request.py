@@ -171,18 +171,18 @@ def resolve_request(
     if not prompt:
         raise InvalidRequestError("the prompt is empty: give at least one token")
     check_in_vocabulary("the prompt", prompt, vocab_size)
-    room = max_model_len - len(prompt)
     check_room(len(prompt), max_model_len)
-    eos = () if generation.ignore_eos else tuple(eos_token_ids)
+    room = max_model_len - len(prompt)
+    eos = () if generation.ignore_eos else eos_token_ids
     stop_token_ids = frozenset((*eos, *generation.stop_token_ids))
     _check_ids(generation, stop_token_ids, vocab_size)
-    wanted = generation.max_new_tokens
+    wanted = room if generation.max_new_tokens is None else generation.max_new_tokens
     return Request(
         request_id=request_id,
         prompt_token_ids=prompt,
         generation=generation,
         # The step that scores the end of a prompt samples a token even if none is to be shown.
-        max_new_tokens=room if wanted is None else max(1, min(wanted, room)),
+        max_new_tokens=max(1, min(wanted, room)),
         stop_token_ids=stop_token_ids,
         seed=fresh_seed if generation.seed is None else generation.seed,
         arrival_time=arrival_time,
