@@ -17,6 +17,7 @@ from swiftjax.engine.preemption import PreemptionCosts
 from swiftjax.engine.request import GenerationConfig, Request, RequestOptions, resolve_request
 from swiftjax.engine.rows import RowTable
 from swiftjax.engine.scheduler import Scheduler
+from swiftjax.engine.streaming import Streaming
 from swiftjax.engine.tracer import Tracer
 
 
@@ -158,6 +159,10 @@ class ContextRunner(FakeRunner):
         tokens = []
         for row, i in enumerate(np.minimum(owner, len(batch.context_lens) - 1)):
             context = self.cache[batch.page_table[i]].reshape(-1)[: batch.context_lens[i]]
+            if batch.windows is not None and batch.sink_lens is not None and batch.windows[i]:
+                sink = batch.sink_lens[i]
+                rest = context[max(sink, len(context) - batch.windows[i]) :]
+                context = np.concatenate([context[:sink], rest])
             seed = int(batch.sampling.seeds[row, 0])
             tokens.append(context_hash(context.tolist(), self.vocab_size, seed))
         return tokens
@@ -171,11 +176,21 @@ def context_hash(tokens: list[int], vocab_size: int, seed: int = 0) -> int:
     return value % vocab_size
 
 
-def context_oracle(prompt: list[int], count: int, vocab_size: int, seed: int = 0) -> list[int]:
+def context_oracle(
+    prompt: list[int],
+    count: int,
+    vocab_size: int,
+    seed: int = 0,
+    streaming: Streaming | None = None,
+) -> list[int]:
     """What ContextRunner answers, from the tokens and the seed alone."""
     tokens = list(prompt)
     for _ in range(count):
-        tokens.append(context_hash(tokens, vocab_size, seed))
+        seen = tokens
+        if streaming is not None:
+            rest = tokens[max(streaming.sink, len(tokens) - streaming.window) :]
+            seen = tokens[: streaming.sink] + rest
+        tokens.append(context_hash(seen, vocab_size, seed))
     return tokens[len(prompt) :]
 
 
