@@ -12,8 +12,6 @@ import threading
 from collections.abc import Sequence as SequenceOf
 from typing import Any
 
-import numpy as np
-
 from swiftjax.engine.constraint import Constraint
 from swiftjax.errors import InvalidRequestError, UnsupportedError
 
@@ -45,8 +43,8 @@ class GrammarState:
         self._num_seen = prompt_len
         self._has_given_up = False
 
-    def fill(self, token_ids: SequenceOf[int], words: np.ndarray) -> None:
-        """Write which tokens may follow these (prompt too): [num_words] int32, a bit per token.
+    def fill(self, token_ids: SequenceOf[int], words: Any) -> None:
+        """Write which tokens may follow these (prompt too): a bit each in `words`, [num_words] int32.
 
         Once the answer is complete only end-of-sequence may follow.
         """
@@ -58,9 +56,9 @@ class GrammarState:
             # Too complex at this point of the text: what there is, is all there will be.
             words[:] = 0
             for token_id in self._eos_token_ids:
-                words[token_id // 32] |= np.uint32(1 << token_id % 32).view(np.int32)
+                words[token_id // 32] |= _bit(token_id % 32)
 
-    def _advance(self, token_ids: SequenceOf[int], words: np.ndarray) -> bool:
+    def _advance(self, token_ids: SequenceOf[int], words: Any) -> bool:
         """Follow the text and write the mask; False when that cannot be done any more."""
         try:
             for token_id in token_ids[self._num_seen :]:
@@ -73,6 +71,11 @@ class GrammarState:
             raise
         except BaseException:  # a panic of the library must not end the engine's thread
             return False
+
+
+def _bit(place: int) -> int:
+    """One bit of an int32, whose highest is its sign."""
+    return 1 << place if place < 31 else -(1 << 31)
 
 
 class GrammarCompiler:

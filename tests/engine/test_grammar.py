@@ -12,7 +12,7 @@ from swiftjax.batch import Batch, PageMoves
 from swiftjax.engine.constraint import Constraint
 from swiftjax.engine.core import EngineCore
 from swiftjax.engine.detokenizer import TextStream
-from swiftjax.engine.grammar import GrammarCompiler
+from swiftjax.engine.grammar import GrammarCompiler, _bit
 from swiftjax.engine.request import GenerationConfig, resolve_request
 from swiftjax.errors import InvalidRequestError
 from tests.fakes import FakePending, FakeRunner, make_fake_core
@@ -289,3 +289,10 @@ def test_panic_in_a_mask_ends_that_answer_and_nothing_else(
         bits = np.unpackbits(words.view(np.uint8), bitorder="little")
         assert bits.nonzero()[0].tolist() == [END_ID]
     assert "text of an answer" not in caplog.text and len(caplog.records) == 1
+
+
+def test_bits_of_a_word_are_those_of_an_int32() -> None:
+    words = np.zeros(32, np.int32)
+    for place in range(32):
+        words[place] |= _bit(place)
+    assert words.view(np.uint32).tolist() == [1 << place for place in range(32)]
