@@ -44,9 +44,9 @@ class GrammarState:
         self._has_given_up = False
 
     def fill(self, token_ids: SequenceOf[int], words: Any) -> None:
-        """Write which tokens may follow these (prompt too): a bit each in `words`, [num_words] int32.
+        """Write which tokens may follow these (prompt too); complete answers may only end.
 
-        Once the answer is complete only end-of-sequence may follow.
+        `words` has a bit per token: an int32 array [num_words].
         """
         if not self._has_given_up and not self._advance(token_ids, words):
             # (Why is not logged: it quotes the answer.)
