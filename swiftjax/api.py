@@ -224,13 +224,16 @@ class Engine:
         )
 
     def _submit_all(self, requests: list[Request], prompts: list[Prompt]) -> list[str]:
+        submitted: list[str] = []
         try:
-            return [self._submit(r, p) for r, p in zip(requests, prompts, strict=True)]
+            for request, prompt in zip(requests, prompts, strict=True):
+                submitted.append(self._submit(request, prompt))
         except SwiftJaxError:
-            for request in requests:
-                self._core.abort(request.request_id)
-                self._growing.pop(request.request_id, None)
+            for request_id in submitted:
+                self._core.abort(request_id)
+                del self._growing[request_id]
             raise
+        return submitted
 
     def _submit(self, request: Request, prompt: Prompt) -> str:
         if request.request_id in self._completed:

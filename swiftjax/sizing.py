@@ -39,6 +39,7 @@ class Sizes:
 
     @property
     def max_pages_per_seq(self) -> int:
+        """Pages of the longest sequence."""
         return -(-self.max_model_len // self.page_size)
 
 

@@ -63,6 +63,16 @@ def test_priority_decides_who_starts_first(engine: Engine) -> None:
     assert order == ["5", "0", "-5"]
 
 
+def test_prompts_that_are_refused_leave_the_request_whose_id_they_met(engine: Engine) -> None:
+    taken = f"request-{next(engine._ids) + 2}"  # what the second of the next prompts will be called
+    engine.add_request([1, 2], GenerationConfig(max_new_tokens=2), request_id=taken)
+    with pytest.raises(InvalidRequestError, match="already in use"):
+        engine.generate([[3], [4]])
+    while not engine.is_request_finished(taken):
+        engine.step()
+    assert [answer.id for answer in engine.get_completed_requests()] == [taken]
+
+
 def test_time_limit_ends_with_what_there_is(engine: Engine) -> None:
     options = RequestOptions(time_limit=1e-6)
     [answer] = engine.generate([[1, 2]], FOUR, options=options)
