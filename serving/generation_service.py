@@ -114,7 +114,7 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
             request_id=request.request_id or None,
             timeout=None if timeout is None else float(timeout),  # an int once it has passed
         )
-        return self._metrics.watch(stream, "grpc")
+        return self._metrics.watch(stream, "grpc", config.n)
 
     async def _read_prompt(
         self, request: pb.GenerateRequest, max_model_len: int

@@ -75,10 +75,10 @@ class Metrics:
             self._aborts.labels("deadline").inc()
 
     async def watch(
-        self, stream: AsyncGenerator[StreamOutput, None], protocol: str
+        self, stream: AsyncGenerator[StreamOutput, None], protocol: str, num_choices: int
     ) -> AsyncGenerator[StreamOutput, None]:
         """Pass a stream on and measure it; closes it when it is closed itself."""
-        watched = _Watched(self, protocol)
+        watched = _Watched(self, protocol, num_choices)
         try:
             async with aclosing(stream):
                 async for output in stream:
@@ -101,13 +101,13 @@ class Metrics:
 class _Watched:
     """One stream while it is measured."""
 
-    def __init__(self, metrics: Metrics, protocol: str) -> None:
+    def __init__(self, metrics: Metrics, protocol: str, num_choices: int) -> None:
         self._metrics = metrics
         self._protocol = protocol
         self._begun = time.monotonic()
         self._last: dict[int, float] = {}  # when each choice brought its last tokens
         self._first: dict[int, float] = {}
-        self.num_open = 1  # choices that have begun and not ended
+        self.num_open = num_choices  # of which the end was not seen
 
     def see(self, output: StreamOutput) -> None:
         """Measure what came, which may be several tokens at once."""
@@ -117,10 +117,8 @@ class _Watched:
             metrics._ttft.observe(now - self._begun)
             metrics._prompt_tokens.inc(output.num_prompt_tokens)
             metrics._prompt_len.observe(output.num_prompt_tokens)
-            self.num_open = 0
         if index not in self._first:
             self._first[index] = now
-            self.num_open += 1
         elif count:
             metrics._itl.observe((now - self._last[index]) / count)
         self._last[index] = now

@@ -49,7 +49,7 @@ class VllmService(pb_grpc.VllmEngineServicer):
             request_id=request.request_id or None,
             timeout=None if timeout is None else float(timeout),
         )
-        async with aclosing(self._metrics.watch(stream, "vllm")) as outputs:
+        async with aclosing(self._metrics.watch(stream, "vllm", config.n)) as outputs:
             async for output in outputs:
                 for response in writer.write(output):
                     await context.write(response)

@@ -193,6 +193,7 @@ class Routes:
                         request_id=answer_id if len(prompts) == 1 else f"{answer_id}-{index}",
                     ),
                     "http",
+                    asked.config.n,
                 )
                 for index, prompt in enumerate(prompts)
             ]

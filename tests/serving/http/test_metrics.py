@@ -1,12 +1,15 @@
 """What /metrics tells: every promised name, true numbers, and nothing of any request's text."""
 
 import asyncio
+from collections.abc import AsyncGenerator
 
 import grpc
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from swiftjax.engine.request import StreamOutput
 from swiftjax.serving.engine_watch import Rate
+from swiftjax.serving.metrics import Metrics
 from swiftjax.serving.proto import swiftjax_pb2 as pb
 from swiftjax.serving.proto import swiftjax_pb2_grpc as pb_grpc
 from tests.serving.harness import join, until
@@ -143,3 +146,21 @@ def test_metrics_need_a_key(path: str) -> None:
         assert response.status_code == 401
 
     run(body, keys=make_keys(KeyEntry(KEY)))
+
+
+def test_a_client_that_leaves_between_two_choices_is_counted() -> None:
+    async def outputs() -> AsyncGenerator[StreamOutput, None]:
+        yield StreamOutput(
+            request_id="x", text="", token_ids=(1,), logprobs=(0.0,), finish_reason="length",
+            num_prompt_tokens=1, num_output_tokens=1,
+        )  # fmt: skip
+
+    async def main() -> None:
+        for num_choices in (1, 2):
+            metrics = Metrics()
+            stream = metrics.watch(outputs(), "http", num_choices)
+            await anext(stream)
+            await stream.aclose()
+            assert (b'reason="client"} 1.0' in metrics.render()) == (num_choices == 2)
+
+    asyncio.run(main())
