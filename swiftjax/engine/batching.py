@@ -7,6 +7,7 @@ B == max_num_seqs and T > B.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import compress
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from swiftjax.batch import (
 from swiftjax.engine.plan import Plan
 from swiftjax.engine.results import scores_of
 from swiftjax.engine.rows import RowTable
+from swiftjax.engine.sequence import Sequence
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,14 +104,17 @@ def make_batch(
 ) -> Batch:
     """Lay a plan out in the smallest bucket that holds it; `num_slots` is pages * page_size."""
     count = len(plan.work)
-    row_ids = np.fromiter((w.sequence.row for w in plan.work), np.int32, count)
-    starts = np.fromiter((w.start for w in plan.work), np.int32, count)
-    num_new = np.fromiter((w.num_new for w in plan.work), np.int32, count)
+    # Column by column: three passes over the work cost more than turning it round once.
+    sequences, *columns = zip(*plan.work, strict=True)
+    starts, num_new, samples = (np.array(column) for column in columns)
+    starts, num_new = starts.astype(np.int32), num_new.astype(np.int32)
+    row_ids = np.fromiter((sequence.row for sequence in sequences), np.int32, count)
     ends = np.cumsum(num_new, dtype=np.int32)
     num_tokens = int(ends[-1])
     scores_prompt = any(scores_of(w) for w in plan.work if w.sequence.num_to_score)
     shape = buckets.choose(num_tokens, count, scores_prompt=scores_prompt)
-    edits, masks = _make_edits(plan, shape.num_seqs), _make_masks(plan, shape.num_seqs)
+    ruled = [(row, s) for row, s in enumerate(compress(sequences, samples)) if s.rules is not None]
+    edits, masks = _make_edits(ruled, shape.num_seqs), _make_masks(ruled, shape.num_seqs)
     batch = empty_batch(shape, num_slots, edits=edits, masks=masks)
     batch.query_starts[1 : count + 1] = ends
     batch.query_starts[count + 1 :] = num_tokens
@@ -122,7 +127,6 @@ def make_batch(
         batch.windows[:count] = rows.windows[row_ids]
         batch.sink_lens[:count] = rows.sink_lens[row_ids]
     _fill_tokens(batch, plan, row_ids, starts, num_new, gone, page_size)
-    samples = np.fromiter((w.samples for w in plan.work), bool, count)
     _fill_sampling(batch, rows, row_ids[samples], ends[samples] - 1)
     if scores_prompt:
         _fill_targets(batch, plan)
@@ -188,25 +192,25 @@ def _fill_targets(batch: Batch, plan: Plan) -> None:
         offset += work.num_new
 
 
-def _make_edits(plan: Plan, num_rows: int) -> TokenEdits | None:
-    sampled = [work.sequence for work in plan.work if work.samples]
-    if not any(sequence.rules and sequence.rules.has_edits for sequence in sampled):
-        return None
-    edits = empty_edits(num_rows)
-    for row, sequence in enumerate(sampled):
-        if sequence.rules is not None:
-            values = sequence.rules.edits(sequence.token_ids)
-            edits.ids[row, : len(values)] = list(values)
-            edits.values[row, : len(values)] = list(values.values())
-            edits.only_listed[row] = sequence.rules.only_listed
+def _make_edits(ruled: list[tuple[int, Sequence]], num_rows: int) -> TokenEdits | None:
+    """Biases and bans of the rows that have any; None if no row has."""
+    edits: TokenEdits | None = None
+    for row, sequence in ruled:
+        if sequence.rules is None or not sequence.rules.has_edits:
+            continue
+        if edits is None:
+            edits = empty_edits(num_rows)
+        values = sequence.rules.edits(sequence.token_ids)
+        edits.ids[row, : len(values)] = list(values)
+        edits.values[row, : len(values)] = list(values.values())
+        edits.only_listed[row] = sequence.rules.only_listed
     return edits
 
 
-def _make_masks(plan: Plan, num_rows: int) -> np.ndarray | None:
+def _make_masks(ruled: list[tuple[int, Sequence]], num_rows: int) -> np.ndarray | None:
     """What constraints allow next, [R W] int32; every token in rows without one."""
     masks: np.ndarray | None = None
-    sampled = (work.sequence for work in plan.work if work.samples)
-    for row, sequence in enumerate(sampled):
+    for row, sequence in ruled:
         if sequence.rules is None or (grammar := sequence.rules.grammar) is None:
             continue
         if masks is None:

@@ -321,7 +321,8 @@ class Scheduler:
         total, page_size = sequence.total_len, self.pool.page_size
         if total >= sequence.full_len or (sequence.num_unread and sequence.rules is not None):
             return  # nothing is left to do, or what may follow hangs on a token not read yet
-        drop_expired(sequence, self.pool, self.rows)
+        if sequence.streaming is not None:
+            drop_expired(sequence, sequence.streaming, self.pool, self.rows)
         start, dropped = sequence.computed_len, sequence.num_dropped
         end = min(total, start + draft.budget, (sequence.max_pages + dropped) * page_size)
         if end <= start:

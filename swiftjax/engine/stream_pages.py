@@ -6,6 +6,7 @@ An ordinary sequence keeps all its pages; nothing here changes one.
 from swiftjax.engine.page_pool import PagePool
 from swiftjax.engine.rows import RowTable
 from swiftjax.engine.sequence import Sequence
+from swiftjax.engine.streaming import Streaming
 from swiftjax.errors import InvalidRequestError
 
 
@@ -29,14 +30,11 @@ def limit_pages(sequence: Sequence, pool: PagePool, rows: RowTable) -> int:
     return min(all_pages, most, streaming.most_pages(size))
 
 
-def drop_expired(sequence: Sequence, pool: PagePool, rows: RowTable) -> None:
+def drop_expired(sequence: Sequence, streaming: Streaming, pool: PagePool, rows: RowTable) -> None:
     """Give back the pages that hold neither a sink nor a token of any window to come.
 
     A step that was dispatched may still read them: the device runs steps in order.
     """
-    streaming = sequence.request.generation.streaming
-    if streaming is None:
-        return
     expired = streaming.expired_pages(sequence.computed_len, pool.page_size)
     first, count = streaming.sink_pages(pool.page_size), expired - sequence.num_dropped
     if count > 0:
