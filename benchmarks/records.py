@@ -1,5 +1,6 @@
 """What every benchmark's records share: the machine, the commit, the file form."""
 
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -8,9 +9,11 @@ from typing import Any
 
 
 def write_records(path: Path, records: list[dict[str, Any]]) -> None:
-    """Write a list of flat records."""
+    """Write a list of flat records; what a measurement without model or GPU lacks is filled in."""
+    device = {"gpu": cpu_name(), "driver": None, "jax": importlib.metadata.version("jax")}
+    whole = [{"model": "none", "dtype": "none"} | device | record for record in records]
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(records, indent=1) + "\n")
+    path.write_text(json.dumps(whole, indent=1) + "\n")
 
 
 def cpu_name() -> str:
