@@ -24,9 +24,9 @@ import jax.numpy as jnp
 from swiftjax import kernels
 from swiftjax.kernels import _triton
 from swiftjax.kernels import quantized_reference as reference
-from swiftjax.kernels.int4_matmul import choose_int4_tile, int4_tiles
-from swiftjax.kernels.narrow_matmul import choose_narrow_tile, narrow_matmul
-from swiftjax.kernels.split_k import MatmulTile
+from swiftjax.kernels.int4_matmul import int4_tiles
+from swiftjax.kernels.narrow_matmul import narrow_matmul
+from swiftjax.kernels.split_k import MatmulTile, choose_tile
 from swiftjax.model.linear import packed_params
 from swiftjax.quantization import WeightFormat
 
@@ -161,8 +161,8 @@ def check(problem: Problem, x: jax.Array, out: jax.Array) -> None:
 
 def tiles_to_try(kind: str, problem: Problem, tokens: int) -> Iterator[MatmulTile]:
     """The chosen tile first, then others around it."""
-    choose = choose_int4_tile if kind == "int4" else choose_narrow_tile
-    chosen = choose(tokens, problem.outputs, problem.inputs)
+    transposed = kind != "int4"
+    chosen = choose_tile(tokens, problem.outputs, problem.inputs, transposed=transposed)
     yield chosen
     for splits in (1, 2, 4, 8):
         if splits != chosen.splits:

@@ -20,28 +20,13 @@ from swiftjax.kernels.split_k import (
     MatmulTile,
     add_parts,
     block_range,
-    choose_splits,
+    choose_tile,
     load_tile,
     output_of,
     product,
     spread,
     store_part,
 )
-
-
-def choose_int4_tile(num_tokens: int, num_outputs: int, num_inputs: int) -> MatmulTile:
-    """Pick a tile for few tokens; the figures behind it are in benchmarks/NOTES.md."""
-    block_m = min(64, max(16, _triton.power_of_two(num_tokens)))
-    block_n = 64
-    programs = -(-num_tokens // block_m) * -(-num_outputs // block_n)
-    return MatmulTile(
-        block_m=block_m,
-        block_n=block_n,
-        block_k=BLOCK,
-        splits=choose_splits(programs, -(-num_inputs // BLOCK), per_core=4),
-        transposed=False,
-        launch=_triton.Launch(num_warps=4, num_stages=4),
-    )
 
 
 def int4_tiles(
@@ -55,7 +40,7 @@ def int4_tiles(
 ) -> Float[Array, "T N"]:
     """Run the Triton implementation; benchmarks pass a tile."""
     num_outputs = kernel.shape[0]
-    tile = tile or choose_int4_tile(x.shape[0], num_outputs, x.shape[1])
+    tile = tile or choose_tile(x.shape[0], num_outputs, x.shape[1], transposed=False)
     (parts,) = _triton.launch(
         partial(_kernel, tile=tile, group_size=group_size),
         [x, kernel, scale, zero],

@@ -18,28 +18,13 @@ from swiftjax.kernels.split_k import (
     MatmulTile,
     add_parts,
     block_range,
-    choose_splits,
+    choose_tile,
     load_tile,
     output_of,
     product,
     spread,
     store_part,
 )
-
-
-def choose_narrow_tile(num_tokens: int, num_outputs: int, num_inputs: int) -> MatmulTile:
-    """Pick a tile for few tokens; the figures behind it are in benchmarks/NOTES.md."""
-    block_m = min(64, max(16, _triton.power_of_two(num_tokens)))
-    block_n, block_k = 64, 128
-    programs = -(-num_tokens // block_m) * -(-num_outputs // block_n)
-    return MatmulTile(
-        block_m=block_m,
-        block_n=block_n,
-        block_k=block_k,
-        splits=choose_splits(programs, -(-num_inputs // block_k), per_core=4),
-        transposed=True,
-        launch=_triton.Launch(num_warps=4, num_stages=4),
-    )
 
 
 def narrow_matmul(
@@ -53,7 +38,7 @@ def narrow_matmul(
 ) -> Float[Array, "T N"]:
     """(x @ kernel.T) * scale * row_scale in `dtype`; benchmarks pass a tile."""
     num_outputs, num_inputs = kernel.shape
-    tile = tile or choose_narrow_tile(x.shape[0], num_outputs, num_inputs)
+    tile = tile or choose_tile(x.shape[0], num_outputs, num_inputs, transposed=True)
     scales = [scale] if row_scale is None else [scale, row_scale]
     (parts,) = _triton.launch(
         partial(_kernel, tile=tile),

@@ -16,6 +16,7 @@ from swiftjax.kernels import _triton
 from swiftjax.kernels.paged_tile import Ref, pl_range
 
 NUM_CORES = 132  # of an H200; other cards get about as good a split
+BLOCK_N, BLOCK_K = 64, 128  # outputs and inputs of the default tile
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +41,22 @@ def choose_splits(programs: int, steps: int, *, per_core: int) -> int:
     while programs * splits * 2 <= NUM_CORES * per_core and steps >= 8 * splits:
         splits *= 2
     return splits
+
+
+def choose_tile(
+    num_tokens: int, num_outputs: int, num_inputs: int, *, transposed: bool
+) -> MatmulTile:
+    """Pick a tile for few tokens; `benchmarks/quantized_matmul.py --sweep` times the others."""
+    block_m = min(64, max(16, _triton.power_of_two(num_tokens)))
+    programs = -(-num_tokens // block_m) * -(-num_outputs // BLOCK_N)
+    return MatmulTile(
+        block_m=block_m,
+        block_n=BLOCK_N,
+        block_k=BLOCK_K,
+        splits=choose_splits(programs, -(-num_inputs // BLOCK_K), per_core=4),
+        transposed=transposed,
+        launch=_triton.Launch(num_warps=4, num_stages=4),
+    )
 
 
 def output_of(x: Array, num_outputs: int, dtype: jnp.dtype, splits: int) -> jax.ShapeDtypeStruct:

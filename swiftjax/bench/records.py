@@ -103,11 +103,14 @@ def machine_name() -> str:
 
 
 def device_name() -> str:
-    """The GPU's name, or the CPU's and how many of its cores this process may use."""
+    """The GPU's name, or the CPU's."""
     import jax
 
-    if jax.default_backend() == "gpu":
-        return jax.devices()[0].device_kind
+    return jax.devices()[0].device_kind if jax.default_backend() == "gpu" else cpu_name()
+
+
+def cpu_name() -> str:
+    """Model name of the CPU and how many of its cores this process may use."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     name = next((line.split(":")[1].strip() for line in lines if "model name" in line), "unknown")
     return f"{name}, {len(os.sched_getaffinity(0))} CPUs"
@@ -127,7 +130,9 @@ def commit() -> str | None:
     """Short hash of the code that ran; a + says that it had uncommitted changes."""
     git = ("git", "-C", str(ROOT))
     found = _output(*git, "rev-parse", "--short", "HEAD")
-    changes = _output(*git, "status", "--short", "--untracked-files=no")
+    changes = _output(
+        *git, "status", "--short", "--untracked-files=no", "--", ":!benchmarks/results"
+    )
     return found and found + ("+" if changes else "")
 
 

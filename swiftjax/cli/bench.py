@@ -5,15 +5,13 @@ kernels and of the bare step are measured beside it.
 """
 
 import os
-import shlex
-import sys
-import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from swiftjax.cli.bench_report import FILES, compare_files, read_peaks, report, run_of
 from swiftjax.cli.loading import load_core
 from swiftjax.cli.options import (
     Deterministic,
@@ -24,13 +22,12 @@ from swiftjax.cli.options import (
     Quiet,
     quantization,
 )
-from swiftjax.config import Dtype, EngineConfig
+from swiftjax.config import EngineConfig
 from swiftjax.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from swiftjax.api import Engine
-    from swiftjax.bench.limits import Peaks
-    from swiftjax.bench.records import Figure, Run
+    from swiftjax.bench.records import Figure
 
 bench = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Measure speeds.")
 
@@ -92,23 +89,23 @@ def offline(
     from swiftjax.api import Engine
 
     engine = Engine.from_core(built)
-    run = _run_of(built.model_config.dtype, model, commit, implementation)
+    run = run_of(built.model_config.dtype, model, commit, implementation)
     asked = {"deterministic": deterministic or None, "quant_type": quant_type, "overlap": overlap}
     run.flags.update({name: value for name, value in asked.items() if value is not None})
     names = workload or ["W1", "W2", "W3"]
-    if unknown := set(names) - set(_FILES):
+    if unknown := set(names) - set(FILES):
         raise InvalidRequestError(
-            f"workload {', '.join(sorted(unknown))} is unknown; choose from {', '.join(_FILES)}"
+            f"workload {', '.join(sorted(unknown))} is unknown; choose from {', '.join(FILES)}"
         )
     for name in names:
-        _report(_measure(engine, name, small=small), run, out, name)
+        report(_measure(engine, name, small=small), run, out, name)
 
 
 def _measure(engine: "Engine", workload: str, *, small: bool) -> Iterable["Figure"]:
     from swiftjax.bench import workloads as w
 
     # The limits count two bytes a weight.
-    peaks = None if engine.built.model_config.quantization else _peaks()
+    peaks = None if engine.built.model_config.quantization else read_peaks()
     if workload == "W1":
         cases = (w.Decode(1, 64, 32), w.Decode(4, 64, 32)) if small else w.W1
         return w.measure_decode(engine, cases, peaks)
@@ -149,7 +146,7 @@ def startup(
         ] if value is not None for x in (name, str(value))),
     ]  # fmt: skip
     figures, dtype = measure_startup(flags)
-    _report(figures, _run_of(dtype, model, commit, None), out, "startup")
+    report(figures, run_of(dtype, model, commit, None), out, "startup")
 
 
 @bench.command()
@@ -184,13 +181,13 @@ def serving(
     with online.serving(flags, ports) as served:
         for name in protocol or ["grpc", "http"]:
             for arrivals in rate or [2.0, 8.0, 16.0, 32.0]:
-                run = _run_of(served.dtype, model, commit, None)
+                run = run_of(served.dtype, model, commit, None)
                 run.flags.update(protocol=name, rate=arrivals)
                 typer.echo(f"{name}, {arrivals:g} requests/s")
                 figures = online.measure_serving(
                     ports, name, arrivals, seconds, served.vocab_size, case
                 )
-                _report(figures, run, out, "serving")
+                report(figures, run, out, "serving")
 
 
 @bench.command()
@@ -209,7 +206,7 @@ def step(
 ) -> None:
     """One bare decode step without engine, host and queue, with random weights."""
     if compare is not None:
-        _compare(*compare)
+        compare_files(*compare)
         return
     import jax
 
@@ -225,8 +222,8 @@ def step(
         batches=batch or [1, 8, 64, 256], contexts=context or [576], page_size=page_size,
         implementation=read_implementation(chosen) or "xla",
     )  # fmt: skip
-    run = _run_of(SHAPES[shape].dtype, shape, commit, chosen)
-    _report(measure_steps(SHAPES[shape], case, _peaks()), run, out, "step")
+    run = run_of(SHAPES[shape].dtype, shape, commit, chosen)
+    report(measure_steps(SHAPES[shape], case, read_peaks()), run, out, "step")
 
 
 @bench.command(name="kernels")
@@ -242,8 +239,8 @@ def kernel_speeds(
     if jax.default_backend() != "gpu":
         raise InvalidRequestError("kernels are timed on a GPU; jax sees none: swiftjax doctor")
     chosen = read_implementation(implementation or "triton") or "triton"
-    run = _run_of("bfloat16", "llama3-8b heads", commit, chosen)
-    _report(measure_kernels(chosen), run, out, "kernels")
+    run = run_of("bfloat16", "llama3-8b heads", commit, chosen)
+    report(measure_kernels(chosen), run, out, "kernels")
 
 
 @bench.command()
@@ -256,79 +253,3 @@ def plot(
     if not file.is_file():
         raise InvalidRequestError(f"{file} does not exist; give a result file such as latency.json")
     typer.echo(f"written to {plot_fractions(file)}")
-
-
-def _compare(a: Path, b: Path) -> None:
-    """Print the figures that both files have, and the second over the first."""
-    from swiftjax.bench.records import read_figures
-
-    before, after = read_figures(a), read_figures(b)
-    for key in [key for key in before if key in after]:
-        old, new = before[key], after[key]
-        typer.echo(
-            f"{old['workload']:14} {old['batch']:>4} x {old['context']:<6} {old['value']:10.4g} "
-            f"{new['value']:10.4g} {old['unit']:8} x{new['value'] / old['value']:.3f}"
-        )
-
-
-def _peaks() -> "Peaks | None":
-    from swiftjax.bench.limits import PEAKS
-    from swiftjax.bench.records import device_name
-
-    return PEAKS.get(device_name())
-
-
-def _run_of(
-    dtype: Dtype | None, model: str, commit: str | None, implementation: str | None
-) -> "Run":
-    from swiftjax.bench.records import Run
-
-    short = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-    command = shlex.join(["swiftjax", *_without(sys.argv[1:], ("--out", "--commit"))])
-    flags: dict[str, Any] = {} if implementation is None else {"implementation": implementation}
-    return Run(
-        model=model, dtype=short[dtype or "float32"], command=command, commit=commit, flags=flags
-    )
-
-
-def _without(arguments: list[str], names: tuple[str, ...]) -> list[str]:
-    """Leave out options that say where to write, not what to measure."""
-    kept: list[str] = []
-    rest = iter(arguments)
-    for argument in rest:
-        if argument in names:
-            next(rest, None)
-        elif not argument.startswith(tuple(f"{name}=" for name in names)):
-            kept.append(argument)
-    return kept
-
-
-_FILES = {
-    "W1": "latency",
-    "W2": "prefill",
-    "W3": "throughput",
-    "long": "long_context",
-    "memory": "memory",
-    "idle": "idle",
-}
-
-
-def _report(figures: Iterable["Figure"], run: "Run", out: Path | None, name: str) -> None:
-    """Print every figure as it comes, then write all of them."""
-    from swiftjax.bench.records import machine_name, make_record, write_records
-
-    records = []
-    for figure in figures:
-        record = make_record(figure, run)
-        records.append(record)
-        share = record.get("fraction_of_limit")
-        best = "" if share is None else f"  ({share:.0%} of the limit, {record['limit']:g})"
-        spread = "..".join(f"{x:.4g}" for x in figure.spread)
-        typer.echo(
-            f"{figure.workload:8} {figure.batch:>4} x {figure.context:<6} "
-            f"{figure.value:10.4g} {figure.unit}  [{spread}]{best}"
-        )
-    if out is not None:
-        path = out / machine_name() / f"{_FILES.get(name, name)}.json"
-        write_records(path, records)
-        typer.echo(f"written to {path} at {time.strftime('%H:%M:%S')}")

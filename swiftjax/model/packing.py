@@ -6,7 +6,7 @@ on the number of rows only.
 """
 
 import math
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 import jax
@@ -15,11 +15,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Int, Int32
 
-from swiftjax.batch import Batch, BatchShape, SamplingBatch, TokenEdits, empty_batch, empty_sampling
-
-for _cls in (Batch, SamplingBatch, TokenEdits):
-    jax.tree_util.register_dataclass(_cls, [f.name for f in fields(_cls)], [])
-
+from swiftjax.batch import Batch, BatchShape, SamplingBatch, empty_batch, empty_sampling
 
 Tree = TypeVar("Tree", Batch, SamplingBatch)
 

@@ -5,9 +5,7 @@ whole next step; the host knows which sampler a batch needs anyway. A forward pa
 batch shape, a sampler per number of rows. Called by `runner.py` only.
 """
 
-import threading
 from collections.abc import Callable, Container
-from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
@@ -29,7 +27,6 @@ from swiftjax.model.step_results import as_bits
 Sampler = Literal["greedy", "random", "full"]
 SAMPLERS: tuple[Sampler, ...] = get_args(Sampler)
 
-
 # Tracing shares one interpreter; the compiler runs beside it.
 NUM_THREADS = 4
 
@@ -43,7 +40,7 @@ class State(NamedTuple):
 
 
 class Programs:
-    """Compiles on demand, each program once, whichever threads ask for it.
+    """Compiles on demand; `warm_up` in `runner.py` asks for everything that can occur.
 
     Needs the shapes of weights and state only, not their values.
     """
@@ -55,12 +52,11 @@ class Programs:
         self.model = model
         self.samplers = samplers
         self._state = state
-        self._compiled: dict[tuple[Any, ...], Future[jax.stages.Compiled]] = {}
-        self._lock = threading.Lock()
+        self._compiled: dict[tuple[Any, ...], jax.stages.Compiled] = {}
 
     @property
     def count(self) -> int:
-        """Programs compiled so far, or being compiled."""
+        """Programs compiled so far."""
         return len(self._compiled)
 
     def of_shapes(self, shapes: list[BatchShape]) -> list[Callable[[], jax.stages.Compiled]]:
@@ -98,17 +94,9 @@ class Programs:
     def _get(
         self, key: tuple[Any, ...], lower: Callable[[], jax.stages.Lowered]
     ) -> jax.stages.Compiled:
-        with self._lock:
-            future = self._compiled.get(key)
-            is_mine = future is None
-            if future is None:
-                future = self._compiled[key] = Future()
-        if is_mine:
-            try:
-                future.set_result(lower().compile())
-            except BaseException as error:
-                future.set_exception(error)
-        return future.result()
+        if (found := self._compiled.get(key)) is None:
+            self._compiled[key] = found = lower().compile()
+        return found
 
     def lower_forward(self, shape: BatchShape) -> jax.stages.Lowered:
         """The forward pass of one shape, traced but not compiled."""
