@@ -207,7 +207,6 @@ class Engine:
     ) -> Request:
         config, limits = config or GenerationConfig(), self._core.limits
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-        config = config or GenerationConfig()
         constraint = config.constraint
         return resolve_request(
             request_id or f"request-{next(self._ids)}",

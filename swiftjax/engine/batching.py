@@ -105,9 +105,8 @@ def make_batch(
     """Lay a plan out in the smallest bucket that holds it; `num_slots` is pages * page_size."""
     count = len(plan.work)
     # Column by column: three passes over the work cost more than turning it round once.
-    sequences, *columns = zip(*plan.work, strict=True)
-    starts, num_new, samples = (np.array(column) for column in columns)
-    starts, num_new = starts.astype(np.int32), num_new.astype(np.int32)
+    sequences, first, new, sampled = zip(*plan.work, strict=True)
+    starts, num_new, samples = np.array(first, np.int32), np.array(new, np.int32), np.array(sampled)
     row_ids = np.fromiter((sequence.row for sequence in sequences), np.int32, count)
     ends = np.cumsum(num_new, dtype=np.int32)
     num_tokens = int(ends[-1])
