@@ -97,7 +97,7 @@ def build_core(
     if config.streaming:
         check_streaming(model)
     sizes = choose_sizes(config, model)
-    implementation = _choose_implementation(asked, model, sizes.page_size)
+    implementation = choose_kernels(asked, model, sizes.page_size)
     plan = plan_memory(config, model, sizes)
     buckets = _make_buckets(sizes, config)
     programs = make_programs(
@@ -160,7 +160,7 @@ def read_implementation(name: str | None) -> kernels.Implementation | None:
     )
 
 
-def _choose_implementation(
+def choose_kernels(
     asked: kernels.Implementation | None, model: ModelConfig, page_size: int
 ) -> kernels.Implementation:
     """The one asked for, or the platform's own; what that one lacks is computed by "xla"."""
