@@ -7,7 +7,7 @@ decoded. Every mistake becomes one InvalidRequestError that names the field and 
 import json
 import re
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -39,7 +39,7 @@ def read_body(data: bytes, kind: type[Body]) -> Body:
     if len(data) > SMALL_BODY:
         _check_number_of_values(data)
     try:
-        body = _decoder(kind).decode(data)
+        body = cast(Body, _decoder(kind).decode(data))
         if b"logit_bias" in data:
             _check_biases(_BIASES.decode(data).logit_bias)
         return body

@@ -22,6 +22,7 @@ from tests.fakes import FakeRunner
 from tests.serving.harness import MODEL, make_core, make_engine
 
 Json = dict[str, Any]
+DEMO_MODEL = "smollm2-135m"
 KEY, ADMIN_KEY = "key-of-a-user", "key-of-an-admin"
 
 
