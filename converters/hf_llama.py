@@ -56,12 +56,7 @@ def plan_load(source: CheckpointSource, config: ModelConfig) -> LoadPlan:
 
     Raises CheckpointError listing every missing, unexpected and misshapen tensor.
     """
-    # A guard for the table below: a broken config.json may ask for a billion layers.
-    if config.num_layers > len(source.tensors):
-        raise CheckpointError(
-            f"{source.path}: the configuration has {config.num_layers} layers; the checkpoint "
-            f"holds only {len(source.tensors)} tensors"
-        )
+    check_num_layers(source, config)
     config = replace(config, tie_word_embeddings=_is_tied(source, config))
     rules = tuple(model_rules(config))
     problems = _mismatches(source, rules)
@@ -70,6 +65,15 @@ def plan_load(source: CheckpointSource, config: ModelConfig) -> LoadPlan:
             f"{source.path} does not fit its configuration:\n" + "\n".join(problems)
         )
     return LoadPlan(config=config, rules=rules)
+
+
+def check_num_layers(source: CheckpointSource, config: ModelConfig) -> None:
+    """A guard for the table below: a broken config.json may ask for a billion layers."""
+    if config.num_layers > len(source.tensors):
+        raise CheckpointError(
+            f"{source.path}: the configuration has {config.num_layers} layers; the checkpoint "
+            f"holds only {len(source.tensors)} tensors"
+        )
 
 
 def model_rules(config: ModelConfig) -> Iterator[Rule]:

@@ -15,8 +15,17 @@ import numpy as np
 
 from swiftjax.config import Dtype, ModelConfig
 from swiftjax.converters.gguf_source import GgufSource
-from swiftjax.converters.hf_llama import LoadPlan, cast_finite, plan_load, read_rule
-from swiftjax.converters.hf_source import HfSource, read_configs
+from swiftjax.converters.hf_llama import (
+    LoadPlan,
+    cast_finite,
+    check_num_layers,
+    model_rules,
+    plan_load,
+    read_rule,
+)
+from swiftjax.converters.hf_source import HfConfigs, HfSource, read_configs
+from swiftjax.converters.packed.method import QUANTIZATION_KEYS, packed_method
+from swiftjax.converters.packed.source import KERNEL, PackedSource
 from swiftjax.converters.quantize import quantized, with_quantization
 from swiftjax.converters.source import CheckpointSource
 from swiftjax.errors import CheckpointError
@@ -123,15 +132,29 @@ def _open_source(path: Path) -> tuple[CheckpointSource, ModelConfig]:
         source = GgufSource(path)
         return source, read_model_config(path, source.config, source.generation)
     configs = read_configs(path)
+    method = packed_method(path, configs.config)
+    if method is not None:
+        plain = {k: v for k, v in configs.config.items() if k not in QUANTIZATION_KEYS}
+        configs = HfConfigs(plain, configs.generation)
     # That a model is none of ours is said before one of its files is missed.
     config = read_model_config(path, *configs)
-    return HfSource(path, configs), config
+    source = HfSource(path, configs)
+    if method is None:
+        return source, config
+    check_num_layers(source, config)
+    rules = tuple(model_rules(replace(config, tie_word_embeddings=False)))
+    packed = PackedSource(source, method, rules)
+    return packed, replace(config, quantization=packed.quantization)
 
 
 def _read_plan(source: CheckpointSource, plan: LoadPlan) -> Iterator[tuple[str, np.ndarray]]:
     dtype = _numpy_dtype(plan.config)
     for rule in plan.rules:
-        yield rule.target, read_rule(source, rule, dtype)
+        form = plan.config.weight_format(rule.target.removesuffix(KERNEL))
+        if isinstance(source, PackedSource) and form and rule.target.endswith(KERNEL):
+            yield from source.read_packed(rule, form)
+        else:
+            yield rule.target, read_rule(source, rule, dtype)
 
 
 def _open_native(path: Path, dtype: Dtype | None) -> OpenCheckpoint:

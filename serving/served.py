@@ -1,8 +1,10 @@
 """What a server serves: made by the CLI when the model is loaded, handed to every transport."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from swiftjax.engine.async_engine import AsyncEngine
+from swiftjax.memory import DeviceReport
 from swiftjax.serving.engine_watch import EngineWatch
 from swiftjax.serving.proto import swiftjax_pb2 as pb
 
@@ -13,3 +15,4 @@ class Served(NamedTuple):
     engine: AsyncEngine
     model: pb.GetModelResponse
     watch: EngineWatch | None = None
+    devices: Callable[[], DeviceReport] | None = None

@@ -93,7 +93,12 @@ def _quantization(config: Mapping[str, Any]) -> Quantization | None:
     try:
         kind = QUANT_TYPES[QUANT_TYPES.index(block["kind"])]
         keep = tuple(str(pattern) for pattern in block["keep"])
-        return Quantization(kind=kind, group_size=int(block["group_size"]), keep=keep)
+        return Quantization(
+            kind=kind,
+            group_size=int(block["group_size"]),
+            keep=keep,
+            act_order=bool(block.get("act_order", False)),
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidRequestError(f"quantization_config is broken: {error!r}") from error
 

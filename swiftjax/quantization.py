@@ -19,10 +19,14 @@ GROUP_SIZES = (32, 64, 128)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightFormat:
-    """How one projection is stored; `group_size` inputs share a scale (int4 only, else 0)."""
+    """How one projection is stored; `group_size` inputs share a scale (int4 only, else 0).
+
+    With `act_order` the kernel's inputs stand in an order of their own, which is stored beside it.
+    """
 
     kind: QuantType
     group_size: int = 0
+    act_order: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,13 +34,15 @@ class Quantization:
     """The format of all projections save those whose name matches a pattern of `keep`.
 
     Names are those of the parameters without `.kernel`: `layers.3.mlp.down`, `head`; a star stands
-    for any characters. Norms and embeddings are never quantised. Raises InvalidRequestError for a
-    type or group size that does not exist.
+    for any characters. Norms and embeddings are never quantised. `act_order` (int4 only) is what
+    GPTQ calls grouping inputs by their importance: groups are no neighbours. Raises
+    InvalidRequestError for a type or group size that does not exist.
     """
 
     kind: QuantType
     group_size: int = 128
     keep: tuple[str, ...] = ("head",)
+    act_order: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in QUANT_TYPES:
@@ -53,6 +59,6 @@ class Quantization:
         """The format of one projection; None leaves it in the model's dtype."""
         if any(fnmatchcase(name, pattern) for pattern in self.keep):
             return None
-        return WeightFormat(
-            kind=self.kind, group_size=self.group_size if self.kind == "int4" else 0
-        )
+        if self.kind != "int4":
+            return WeightFormat(kind=self.kind)
+        return WeightFormat(kind="int4", group_size=self.group_size, act_order=self.act_order)

@@ -3,16 +3,24 @@
 Independent of the engine's code; for full attention with the default rotary embedding.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+Round = Callable[[np.ndarray], np.ndarray]
+
 
 def numpy_logits(
-    config: Mapping[str, Any], tensors: Mapping[str, np.ndarray], token_ids: Sequence[int]
+    config: Mapping[str, Any],
+    tensors: Mapping[str, np.ndarray],
+    token_ids: Sequence[int],
+    activations: Round = lambda x: x,
 ) -> np.ndarray:
-    """Logits [T V]; the head is lm_head.weight if it is there, else the embedding."""
+    """Logits [T V]; the head is lm_head.weight if it is there, else the embedding.
+
+    `activations` is done to what goes into the projections of the layers.
+    """
     weights = {name: values.astype(np.float64) for name, values in tensors.items()}
     eps = config["rms_norm_eps"]
     embedding = weights["model.embed_tokens.weight"]
@@ -23,10 +31,12 @@ def numpy_logits(
             for name, values in weights.items()
             if name.startswith(prefix := f"model.layers.{layer}.")
         }
-        x = x + _attention(config, of, _norm(x, of["input_layernorm.weight"], eps))
-        h = _norm(x, of["post_attention_layernorm.weight"], eps)
+        h = activations(_norm(x, of["input_layernorm.weight"], eps))
+        x = x + activations(_attention(config, of, h)) @ of["self_attn.o_proj.weight"].T
+        h = activations(_norm(x, of["post_attention_layernorm.weight"], eps))
         gate, up = h @ of["mlp.gate_proj.weight"].T, h @ of["mlp.up_proj.weight"].T
-        x = x + (gate / (1 + np.exp(-gate)) * up) @ of["mlp.down_proj.weight"].T
+        h = activations(gate / (1 + np.exp(-gate)) * up)
+        x = x + h @ of["mlp.down_proj.weight"].T
     return _norm(x, weights["model.norm.weight"], eps) @ weights.get("lm_head.weight", embedding).T
 
 
@@ -50,8 +60,7 @@ def _attention(
     scores = np.where(np.tri(len(x), dtype=bool), scores, -np.inf)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
-    mixed = np.einsum("nqk,knh->qnh", weights, v).reshape(len(x), -1)
-    return mixed @ of["self_attn.o_proj.weight"].T
+    return np.einsum("nqk,knh->qnh", weights, v).reshape(len(x), -1)
 
 
 def _rotate(x: np.ndarray, angles: np.ndarray) -> np.ndarray:

@@ -27,7 +27,9 @@ STORED_AS = {
     "bfloat16": "BF16",
     "float8_e4m3fn": "F8_E4M3",
     "float8_e5m2": "F8_E5M2",
+    "int64": "I64",
     "int32": "I32",
+    "int8": "I8",
 }
 
 

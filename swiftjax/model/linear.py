@@ -1,7 +1,8 @@
 """The one place where projections happen: y = x @ kernel (+ bias), kernels stored [in, out].
 
 Quantised formats are further parameter forms: a packed kernel stored [out, in], its scales, and
-for int4 its zero points. `quantization.py` says what formats there are, `kernels` multiplies.
+for int4 its zero points and, where the file had one, the order of its inputs. `quantization.py`
+says what formats there are, `kernels` multiplies.
 """
 
 import jax
@@ -24,7 +25,8 @@ def packed_params(form: WeightFormat, in_dim: int, out_dim: int) -> dict[str, ja
     if form.kind == "int4":
         words = kernels.packed_int4.words_per_row(in_dim)
         groups = -(-in_dim // form.group_size)
-        return {
+        order = {"kernel_order": jax.ShapeDtypeStruct((in_dim,), jnp.int32)}
+        return (order if form.act_order else {}) | {
             "kernel": jax.ShapeDtypeStruct((out_dim, words), jnp.int32),
             "kernel_scale": jax.ShapeDtypeStruct((groups, out_dim), jnp.float32),
             "kernel_zero": jax.ShapeDtypeStruct((groups, out_dim), jnp.uint8),
@@ -60,6 +62,7 @@ class Linear(nnx.Module):
         self.kernel = parts["kernel"]
         self.kernel_scale = parts.get("kernel_scale")
         self.kernel_zero = parts.get("kernel_zero")
+        self.kernel_order = parts.get("kernel_order")
         self.bias = nnx.Param(jnp.zeros((out_dim,), dtype)) if use_bias else None
 
     def __call__(
@@ -80,6 +83,8 @@ class Linear(nnx.Module):
     ) -> Float[Array, "T out"]:
         assert self.kernel_scale is not None
         kernel, scale = self.kernel[...], self.kernel_scale[...]
+        if self.kernel_order is not None:
+            x = x.at[:, self.kernel_order[...]].get(mode="clip")
         if self.kernel_zero is None:
             return _MATMULS[form.kind](x, kernel, scale, implementation=implementation)
         return kernels.int4_matmul(

@@ -49,6 +49,8 @@ def random_params(config: ModelConfig, dtype: jnp.dtype, seed: int = 0) -> dict[
             params[name] = jnp.full(like.shape, 1 / spread, like.dtype)
         elif name.endswith(".kernel_zero"):
             params[name] = jnp.full(like.shape, MIDDLE_CODE, like.dtype)
+        elif name.endswith(".kernel_order"):
+            params[name] = jax.random.permutation(key, jnp.arange(like.shape[0], dtype=like.dtype))
         elif like.dtype in (jnp.int8, jnp.int32):
             params[name] = _codes(key, like.shape, like.dtype)
         else:
