@@ -1,6 +1,5 @@
 # make demo   a real language model answers over gRPC        make check  format, lint, types, tests
 # make test   the whole test suite                           make soak   the long forms of the soak tests
-# make clients   other people's clients against a server
 # VENV=none PYTHON=python3 uses an interpreter that has everything installed already.
 
 PYTHON ?= python3
@@ -19,7 +18,7 @@ BASE := $(VENV)/.base$(CUDA)
 DEV := $(VENV)/.dev$(CUDA)
 endif
 
-.PHONY: demo test soak clients check lint types count parity proto clean
+.PHONY: demo test soak check lint types count parity proto clean
 
 demo: $(BASE)
 	$(RUN) -m swiftjax.cli demo
@@ -29,9 +28,6 @@ test: $(DEV)
 
 soak: $(DEV)
 	SWIFTJAX_SOAK=1 $(RUN) -m pytest -m soak
-
-clients: $(DEV)
-	$(RUN) -m pytest -m clients
 
 check: lint types count test
 
@@ -59,7 +55,7 @@ proto:
 		--grpc_python_out=. swiftjax/serving/proto/swiftjax.proto
 
 clean:
-	rm -rf .venv .venv-proto .venv-clients .venv-smg build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-* build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "SwiftJAX needs Python >= 3.11: make PYTHON=python3.12")'

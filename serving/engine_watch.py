@@ -1,17 +1,13 @@
-"""What the engine's steps cost, as metrics: told by the core on its thread, read by any.
+"""What the engine's steps cost, as metrics: filled from the reports of a `StepMeter`.
 
-An `Observer` of the core. Keeps a moment for each request that runs, and no text.
+Belongs to the event loop, which the engine's news reach; it outlives an engine that is replaced.
 """
 
-import threading
 import time
-from collections import deque
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from swiftjax.engine.observer import Command
-from swiftjax.engine.plan import Plan
-from swiftjax.engine.request import Request, StepOutput
+from swiftjax.engine.step_meter import StepReport
 from swiftjax.serving import buckets
 
 RATE_SECONDS = 10
@@ -44,9 +40,6 @@ class EngineWatch:
         self._queries = self._counter("prefix_cache_queries", "Prompt tokens looked for")
         self._hits = self._counter("prefix_cache_hits", "Prompt tokens found")
         self._phases = {phase: self._step_seconds.labels(phase) for phase in ("decode", "mixed")}
-        self._steps: deque[tuple[Plan, float]] = deque()  # planned and not read
-        self._started: dict[str, float] = {}  # requests without a token yet
-        self._first_token: dict[str, float] = {}
         self._rate = Rate()
         self.last_sign = time.monotonic()
 
@@ -54,47 +47,24 @@ class EngineWatch:
         """Generated tokens a second, over the last few seconds."""
         return self._rate.value(time.monotonic())
 
-    def submitted(self, request: Request) -> None:
-        """Nothing is measured before the first step."""
-
-    def told_to(self, what: Command, request_id: str) -> None:
-        """Its effect is measured."""
-
-    def planned(self, plan: Plan, now: float) -> None:
-        """Take the moment; `now` is in the clock of arrival times."""
+    def take(self, report: StepReport | None) -> None:
+        """Take a sign of life, and what was measured since the last one."""
         self.last_sign = time.monotonic()
-        if not plan.work:
+        if report is None:
             return
-        self._steps.append((plan, self.last_sign))
-        self._step_tokens.observe(sum(work.num_new for work in plan.work))
-        for sequence in plan.admitted:
-            request = sequence.request
-            known = request.request_id in self._started or request.request_id in self._first_token
-            if not known:  # else it comes back after a preemption
-                self._started[request.request_id] = now
-                self._queue_time.observe(max(0.0, now - request.arrival_time))
-                self._queries.inc(sequence.prompt_len)
-                self._hits.inc(sequence.num_cached or 0)
-
-    def read(self, plan: Plan | None, outputs: list[StepOutput]) -> None:
-        """Take what a step brought."""
-        now = self.last_sign = time.monotonic()
-        if plan is not None:
-            _, begun = self._steps.popleft()
-            is_decode = all(work.num_new == 1 for work in plan.work)
-            self._phases["decode" if is_decode else "mixed"].observe(now - begun)
-        count = 0
-        for output in outputs:
-            count += len(output.token_ids)
-            request_id = output.request_id
-            if output.token_ids and request_id in self._started:
-                self._prefill_time.observe(now - self._started.pop(request_id))
-                self._first_token[request_id] = now
-            if output.finish_reason is not None:
-                self._started.pop(request_id, None)
-                if (first := self._first_token.pop(request_id, None)) is not None:
-                    self._decode_time.observe(now - first)
-        self._rate.add(now, count)
+        for is_decode, seconds, num_tokens in report.steps:
+            self._phases["decode" if is_decode else "mixed"].observe(seconds)
+            self._step_tokens.observe(num_tokens)
+        for histogram, values in (
+            (self._queue_time, report.queue_seconds),
+            (self._prefill_time, report.prefill_seconds),
+            (self._decode_time, report.decode_seconds),
+        ):
+            for value in values:
+                histogram.observe(value)
+        self._queries.inc(report.num_looked_for)
+        self._hits.inc(report.num_found)
+        self._rate.add(self.last_sign, report.num_generated)
 
     def _histogram(self, name: str, text: str, bounds: tuple[float, ...]) -> Histogram:
         return Histogram(f"swiftjax_{name}", text, buckets=bounds, registry=self.registry)
@@ -104,22 +74,19 @@ class EngineWatch:
 
 
 class Rate:
-    """A count per second over the last whole seconds; written by one thread, read by others."""
+    """A count per second over the last whole seconds."""
 
     def __init__(self) -> None:
         self._counts: dict[int, int] = {}
-        self._lock = threading.Lock()
 
     def add(self, now: float, count: int) -> None:
         """Count something that happened now."""
-        with self._lock:
-            second = int(now)
-            self._counts[second] = self._counts.get(second, 0) + count
-            while len(self._counts) > RATE_SECONDS + 1:
-                del self._counts[next(iter(self._counts))]
+        second = int(now)
+        self._counts[second] = self._counts.get(second, 0) + count
+        while len(self._counts) > RATE_SECONDS + 1:
+            del self._counts[next(iter(self._counts))]
 
     def value(self, now: float) -> float:
         """The mean over the last RATE_SECONDS whole seconds."""
-        with self._lock:
-            last = range(int(now) - RATE_SECONDS, int(now))
-            return sum(self._counts.get(second, 0) for second in last) / RATE_SECONDS
+        last = range(int(now) - RATE_SECONDS, int(now))
+        return sum(self._counts.get(second, 0) for second in last) / RATE_SECONDS

@@ -1,7 +1,7 @@
-"""What a server is like at this moment, asked of the engine and the devices when it is scraped."""
+"""What a server is like when it is scraped, as far as its engine has told."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
@@ -30,8 +30,8 @@ class Gauges:
         yield from _cache(stats, self._served)
         if watch is not None:
             yield from _steps(watch, stats)
-        if self._served.devices is not None:
-            yield from _devices(self._served.devices)
+        if (report := engine.devices()) is not None:
+            yield from _devices(report)
         yield _labelled("model_info", "The model", version=__version__, quantization="none")
 
 
@@ -71,8 +71,7 @@ def _steps(watch: EngineWatch, stats: CoreStats) -> Iterable[Metric]:
     yield _gauge("engine_heartbeat_age_seconds", "Since a busy engine's last sign of life", age)
 
 
-def _devices(report_devices: Callable[[], DeviceReport]) -> Iterable[Metric]:
-    report = report_devices()
+def _devices(report: DeviceReport) -> Iterable[Metric]:
     yield CounterMetricFamily(
         "swiftjax_jit_compiles", "Programs compiled since the server was ready", report.num_compiles
     )

@@ -14,6 +14,7 @@ from typing import cast
 from swiftjax.engine.checks import check_count
 from swiftjax.errors import InvalidRequestError
 from swiftjax.serving import messages
+from swiftjax.serving.caller import current_caller
 from swiftjax.serving.interceptor import Context
 from swiftjax.serving.merging import MAX_ANSWERS, Outputs, merge
 from swiftjax.serving.metrics import Metrics
@@ -101,6 +102,8 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
         messages.check_model(request.model, model.name)
         config = read_generation_config(request)
         options = read_request_options(request)
+        # Where the queue is fair, turns go by key unless the caller speaks for others.
+        options = replace(options, client_id=options.client_id or current_caller().name)
         longest = engine.limits.longest(config.streaming)
         prompt = await self._read_prompt(request, longest)
         if options.time_limit is not None:

@@ -22,6 +22,7 @@ from swiftjax.errors import (
     SwiftJaxError,
 )
 from swiftjax.serving.access_log import log_call
+from swiftjax.serving.caller import Caller, set_caller
 from swiftjax.serving.gate import Gate
 from swiftjax.serving.incidents import report_bug
 from swiftjax.serving.keys import KeyRing
@@ -60,10 +61,11 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         """Refuse a call without a key; replace the handler of one of our methods."""
         handler = await continuation(handler_call_details)
         method = handler_call_details.method
+        caller = Caller()
         if not method.startswith(OPEN_METHODS):
             metadata: Any = handler_call_details.invocation_metadata or ()
             try:
-                self._keys.check(
+                caller = self._keys.check(
                     _authorization(metadata), for_admin=method.startswith(ADMIN_METHODS)
                 )
             except SwiftJaxError as error:
@@ -84,6 +86,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         parse: Any = handler.request_deserializer
 
         async def behaviour(data: bytes, context: Context) -> Any:
+            set_caller(caller)
             try:
                 return await self._call(cast(Behaviour, inner), parse, data, context, method)
             except grpc.aio.InternalError:

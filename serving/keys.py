@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from swiftjax.errors import ForbiddenError, InvalidRequestError, UnauthenticatedError
+from swiftjax.serving.caller import Caller
 
 MIN_KEY_CHARS = 8
 MAX_KEY_CHARS = 512
@@ -49,13 +50,13 @@ class KeyRing:
         """Whether there are no keys."""
         return not self._known
 
-    def check(self, authorization: bytes | None, *, for_admin: bool = False) -> str:
+    def check(self, authorization: bytes | None, *, for_admin: bool = False) -> Caller:
         """Let a bearer of a key in; gives a name for the key that does not tell it.
 
         Raises UnauthenticatedError, or ForbiddenError where the key lacks the right.
         """
         if self.is_open:
-            return ""
+            return Caller(is_admin=True)
         scheme, _, key = (authorization or b"").partition(b" ")
         if scheme.lower() != b"bearer" or not key.strip():
             raise UnauthenticatedError("an API key is needed: send 'Authorization: Bearer KEY'")
@@ -63,9 +64,10 @@ class KeyRing:
         found = [known for known in self._known if hmac.compare_digest(known.digest, digest)]
         if not found:
             raise UnauthenticatedError("the API key is not known here")
-        if for_admin and not any(known.is_admin for known in found):
+        is_admin = any(known.is_admin for known in found)
+        if for_admin and not is_admin:
             raise ForbiddenError("this needs an admin key; the key sent is an ordinary one")
-        return digest.hex()[:16]
+        return Caller(digest.hex()[:16], is_admin)
 
 
 def parse_keys(text: str) -> list[KeyEntry]:

@@ -71,6 +71,15 @@ class Listeners:
         await self.grpc.open(served)  # and with it the gate
         return lines
 
+    @property
+    def is_draining(self) -> bool:
+        """Whether an operator has asked for no new calls, for good."""
+        return not self._gate.is_open
+
+    def count_restart(self) -> None:
+        """Count that an engine is started in place of one that died."""
+        self._metrics.engine_restarts.inc()
+
     async def drain(self, reason: str, seconds: float) -> bool:
         """Refuse new calls and wait for those that run; false when some still do after that."""
         return await self.grpc.drain(reason, seconds)

@@ -52,6 +52,7 @@ class Metrics:
         self._e2e = self._histogram("e2e_request_latency_seconds", buckets.SECONDS)
         self._prompt_len = self._histogram("request_prompt_tokens", buckets.TOKENS)
         self._output_len = self._histogram("request_generation_tokens", buckets.TOKENS)
+        self.engine_restarts = self._counter("engine_restarts", "Engines started for dead ones")
         self.loop_lag = self._histogram("frontend_loop_lag_seconds", buckets.PER_TOKEN)
 
     def attach(self, model_name: str, *others: Source) -> None:

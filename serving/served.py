@@ -1,10 +1,8 @@
 """What a server serves: made by the CLI when the model is loaded, handed to every transport."""
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 from swiftjax.engine.async_engine import AsyncEngine
-from swiftjax.memory import DeviceReport
 from swiftjax.serving.engine_watch import EngineWatch
 from swiftjax.serving.proto import swiftjax_pb2 as pb
 
@@ -15,4 +13,3 @@ class Served(NamedTuple):
     engine: AsyncEngine
     model: pb.GetModelResponse
     watch: EngineWatch | None = None
-    devices: Callable[[], DeviceReport] | None = None

@@ -1,4 +1,4 @@
-"""The life of a server process: listen, load, serve, drain, end.
+"""The life of a server process: listen, load, serve, start a dead engine again, drain, end.
 
 Is handed a function that makes the engine, so it knows neither checkpoints nor jax. The ports are
 taken before the model is loaded: a taken port is found out at once, and health can be asked from
@@ -9,13 +9,19 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Callable
+import time
+from collections.abc import Awaitable, Callable
 
 from swiftjax.errors import SwiftJaxError
 from swiftjax.serving.listeners import Listen, Listeners
 from swiftjax.serving.served import Served
 
 logger = logging.getLogger(__name__)
+
+RESTART_WINDOW = 600.0  # seconds
+SECONDS_BETWEEN_TRIES = 1.0  # when a start failed, perhaps because memory was not free yet
+
+Load = Callable[[], Awaitable[Served]]
 
 
 class _StopSignals:
@@ -54,52 +60,95 @@ class _StopSignals:
                 logger.warning("SIGHUP: %s read again", name)
 
 
+class _Restarts:
+    """How often an engine that died is started again: `limit` times within RESTART_WINDOW."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._times: list[float] = []
+
+    def take(self) -> bool:
+        """Whether there may be one more now, which then counts."""
+        now = time.monotonic()
+        self._times = [before for before in self._times if now - before < RESTART_WINDOW]
+        self._times.append(now)
+        return len(self._times) <= self._limit
+
+
 async def run_server(
-    load: Callable[[], Served],
+    load: Load,
     listen: Listen,
     *,
     drain_seconds: float,
     announce: Callable[[str], None],
+    max_restarts: int = 0,
 ) -> int:
     """Serve until a signal or the end of the engine; returns the exit code of the process.
 
-    0 after SIGTERM, 130 after SIGINT, 1 when the engine died. `load` runs on a thread and returns a
-    warm engine; `announce` gets lines for the user when calls are taken and when that ends.
+    0 after SIGTERM, 130 after SIGINT, 1 when the engine died once too often. `load` gives a warm
+    engine, and another one after the first has died. `announce` gets lines for the user when calls
+    are taken and when that ends.
     """
     signals = _StopSignals(listen)
     listeners = Listeners(listen)
+    restarts = _Restarts(max_restarts)
     await listeners.start()
     try:
-        served = await asyncio.to_thread(load)
-        signals.can_drain = True
-        for line in await listeners.open(served):
-            announce(line)
-        code = await _serve(listeners, served, signals, drain_seconds, announce)
-        await served.engine.close()
+        served = await load()
+        while True:
+            signals.can_drain = True
+            for line in await listeners.open(served):
+                announce(line)
+            if await _wait_for_signal(signals, served):
+                return await _shut_down(listeners, served, signals, drain_seconds, announce)
+            announce("the engine died; the log above says why")
+            signals.can_drain = False
+            may_restart = not listeners.is_draining
+            await listeners.drain("the engine died and is started again; try again later", 0.0)
+            await served.engine.close()
+            again = await _start_again(load, restarts, listeners) if may_restart else None
+            if again is None:
+                await listeners.drain("the engine died; restart the server", drain_seconds)
+                return 1
+            served = again
     finally:
         await listeners.stop()
-    return code
 
 
-async def _serve(
+async def _wait_for_signal(signals: _StopSignals, served: Served) -> bool:
+    """Wait for a signal or for the end of the engine: False if that came first."""
+    ended = asyncio.create_task(served.engine.wait_ended())
+    stopped = asyncio.create_task(signals.arrived.wait())
+    await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    ended.cancel()
+    stopped.cancel()
+    return signals.received is not None
+
+
+async def _start_again(load: Load, restarts: _Restarts, listeners: Listeners) -> Served | None:
+    """Load until it works or there were too many tries."""
+    while restarts.take():
+        listeners.count_restart()
+        try:
+            return await load()
+        except SwiftJaxError as error:
+            logger.error("the engine could not be started again: %s", error)
+            await asyncio.sleep(SECONDS_BETWEEN_TRIES)
+    return None
+
+
+async def _shut_down(
     listeners: Listeners,
     served: Served,
     signals: _StopSignals,
     drain_seconds: float,
     announce: Callable[[str], None],
 ) -> int:
-    ended = asyncio.create_task(served.engine.wait_ended())
-    stopped = asyncio.create_task(signals.arrived.wait())
-    await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
-    ended.cancel()
-    stopped.cancel()
-    if signals.received is None:
-        announce("the engine died; the log above says why")
-        await listeners.drain("the engine died; restart the server", drain_seconds)
-        return 1
+    assert signals.received is not None
     announce(
         f"{signals.received.name}: no new calls; waiting up to {drain_seconds:g} s for the rest"
     )
     if not await listeners.drain("the server is shutting down; use another", drain_seconds):
         logger.warning("calls still ran after %g s and were cut off", drain_seconds)
+    await served.engine.close()
     return 130 if signals.received == signal.SIGINT else 0

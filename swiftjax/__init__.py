@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from swiftjax.engine.request import RequestOutput as RequestOutput
     from swiftjax.engine.streaming import Streaming as Streaming
     from swiftjax.errors import SwiftJaxError as SwiftJaxError
+    from swiftjax.sessions import Session as Session
 
 __version__ = "0.1.0"
 
@@ -29,6 +30,7 @@ _HOMES = {
     "GenerationConfig": "swiftjax.engine.request",
     "RequestOptions": "swiftjax.engine.request",
     "RequestOutput": "swiftjax.engine.request",
+    "Session": "swiftjax.sessions",
     "Streaming": "swiftjax.engine.streaming",
     "SwiftJaxError": "swiftjax.errors",
     "CheckpointError": "swiftjax.errors",

@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
+from pathlib import Path
 
 import numpy as np
 
@@ -28,9 +29,13 @@ from swiftjax.engine.request import (
     StepOutput,
     resolve_request,
 )
+from swiftjax.engine.session import SessionText, Turn
+from swiftjax.engine.session_file import read_session
+from swiftjax.engine.streaming import Streaming
 from swiftjax.engine.whole_answer import WholeAnswer
 from swiftjax.errors import InvalidRequestError, NotFoundError, SwiftJaxError
 from swiftjax.quantization import Quantization
+from swiftjax.sessions import Session
 
 
 def start_async_engine(
@@ -129,6 +134,7 @@ class Engine:
         self._core = built.core
         self._growing: dict[str, WholeAnswer] = {}
         self._completed: dict[str, RequestOutput] = {}
+        self._turns: dict[str, Turn] = {}  # of sessions, until the engine's last word
         self._ids = itertools.count()
 
     def generate(
@@ -170,10 +176,61 @@ class Engine:
         """End a request; what it made so far comes out as completed, with reason "abort"."""
         self._core.abort(request_id)
 
+    def open_session(
+        self,
+        *,
+        streaming: Streaming | None = None,
+        seed: int | None = None,
+        options: RequestOptions = NO_OPTIONS,
+    ) -> Session:
+        """Open a conversation that keeps its pages from turn to turn (docs/streaming.md)."""
+        limits = self._core.limits
+        return self._session(SessionText(limits, streaming=streaming, seed=seed, options=options))
+
+    def restore_session(self, path: str | Path) -> Session:
+        """Go on with a session from a file that `Session.save` wrote, here or elsewhere.
+
+        Raises InvalidRequestError, naming the file, if it was altered or is of another model.
+        """
+        saved = read_session(Path(path))
+        text = SessionText(
+            self._core.limits,
+            streaming=saved.streaming,
+            seed=saved.seed,
+            options=saved.options,
+            token_ids=saved.token_ids,
+        )
+        session = self._session(text)
+        session.load(Path(path), saved)
+        return session
+
+    def _session(self, text: SessionText) -> Session:
+        return Session(text, self.tokenizer, self._core.sessions, self._answer_turn)
+
+    def _answer_turn(self, text: SessionText, config: GenerationConfig) -> RequestOutput:
+        turn = Turn(text, self._resolve(text.token_ids, config, text.options))
+        request_id = self._submit(turn.request, turn.request.prompt_token_ids)
+        turn.begin()
+        self._turns[request_id] = turn
+        try:
+            while text.is_busy:
+                self.step()
+        except BaseException:
+            self._core.abort(request_id)
+            while text.is_busy:
+                self.step()
+            del self._completed[request_id]
+            raise
+        return self._completed.pop(request_id)
+
     def step(self) -> list[StepOutput]:
         """Compute one token for every running request; returns what each got."""
         outputs = self._core.step()
         for output in outputs:
+            if (turn := self._turns.get(output.request_id)) is not None:
+                turn.record(output)
+                if output.finish_reason is not None:
+                    del self._turns[output.request_id]
             answer = self._growing.get(output.request_id)
             delta = None if answer is None else answer.add(output)
             if answer is None or delta is None:

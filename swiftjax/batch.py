@@ -175,9 +175,12 @@ class Sampled(NamedTuple):
 
 
 class PageMove(NamedTuple):
-    """The pages of one sequence, leaving the device or coming back."""
+    """The pages of one sequence, leaving the device for a copy under a key, or coming back.
 
-    request_id: str
+    The key is a request id, or that of what a session keeps.
+    """
+
+    key: str
     page_ids: tuple[int, ...]
 
 
@@ -191,7 +194,8 @@ class PageCopy(NamedTuple):
 class PageMoves(NamedTuple):
     """Page traffic before a step, in this order: out, back, copies, host copies to drop.
 
-    No page is both a source and a target of `copies`.
+    What comes back stays on the host until it is dropped. No page is both a source and a target of
+    `copies`.
     """
 
     out: tuple[PageMove, ...] = ()

@@ -7,15 +7,17 @@ Everything it calls is finished when its constructor returns. Called by `api.py`
 import logging
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
 
 from swiftjax import kernels
-from swiftjax.config import EngineConfig, ModelConfig, SchedulerConfig
+from swiftjax.config import EngineConfig, ModelConfig, SchedulerConfig, SessionLimits
 from swiftjax.converters.load import load_params
 from swiftjax.engine.batching import Buckets, make_buckets, make_single_bucket
 from swiftjax.engine.core import EngineCore, EngineLimits
+from swiftjax.engine.kept_pages import KeptLimits
 from swiftjax.engine.page_pool import PagePool
 from swiftjax.engine.policies import victim_policy_for
 from swiftjax.engine.preemption import PreemptionCosts
@@ -27,6 +29,7 @@ from swiftjax.engine.tokenizer import Tokenizer
 from swiftjax.engine.tracer import Tracer, check_writable
 from swiftjax.errors import InvalidRequestError, UnsupportedError
 from swiftjax.memory import GIB, MemoryPlan
+from swiftjax.model.page_copies import PageCopies
 from swiftjax.model.programs import SAMPLERS
 from swiftjax.model.runner import ModelRunner, make_programs, make_state
 from swiftjax.sizing import (
@@ -97,7 +100,7 @@ def build_core(
     if config.streaming:
         check_streaming(model)
     sizes = choose_sizes(config, model)
-    implementation = _choose_implementation(asked, model, sizes.page_size)
+    implementation = choose_kernels(asked, model, sizes.page_size)
     plan = plan_memory(config, model, sizes)
     buckets = _make_buckets(sizes, config)
     programs = make_programs(
@@ -118,12 +121,19 @@ def build_core(
         page_size=sizes.page_size,
     )
     runner = ModelRunner(programs, params, state)
+    runner.copies = _make_copies(config)
     tokenizer = Tokenizer(opened.tokenizer_files, chat_template=config.chat_template)
     limits = EngineLimits(
-        model.vocab_size, sizes.max_model_len, model.eos_token_ids, config.streaming
+        model.vocab_size,
+        sizes.max_model_len,
+        model.eos_token_ids,
+        config.streaming,
+        has_sessions=config.trace is None,
     )
     pool = PagePool(plan.num_pages, sizes.page_size)
-    scheduler = _make_scheduler(config, sizes, pool, model, os.path.abspath(config.model_path))
+    kept = _limit_kept(config.sessions, plan)
+    model_version = os.path.abspath(config.model_path)
+    scheduler = _make_scheduler(config, sizes, pool, model, model_version, kept)
     salt = _prefix_salt(model)
     tracer = Tracer(config.trace, scheduler, salt=salt) if config.trace else None
     # A CPU computes with the cores that the host would plan on, so it has nothing to gain.
@@ -160,7 +170,7 @@ def read_implementation(name: str | None) -> kernels.Implementation | None:
     )
 
 
-def _choose_implementation(
+def choose_kernels(
     asked: kernels.Implementation | None, model: ModelConfig, page_size: int
 ) -> kernels.Implementation:
     """The one asked for, or the platform's own; what that one lacks is computed by "xla"."""
@@ -183,7 +193,12 @@ def _choose_implementation(
 
 
 def _make_scheduler(
-    config: EngineConfig, sizes: Sizes, pool: PagePool, model: ModelConfig, model_version: str
+    config: EngineConfig,
+    sizes: Sizes,
+    pool: PagePool,
+    model: ModelConfig,
+    model_version: str,
+    kept: KeptLimits,
 ) -> Scheduler:
     scheduling = SchedulerConfig(
         max_num_seqs=sizes.max_num_seqs,
@@ -196,7 +211,23 @@ def _make_scheduler(
         max_wait=config.max_wait_ms / 1000,
     )
     rows = RowTable(sizes.max_num_seqs, sizes.max_pages_per_seq)
-    return Scheduler(scheduling, pool, rows, salt=_prefix_salt(model), model_version=model_version)
+    salt = _prefix_salt(model)
+    return Scheduler(scheduling, pool, rows, salt=salt, model_version=model_version, kept=kept)
+
+
+def _limit_kept(limits: SessionLimits, plan: MemoryPlan) -> KeptLimits:
+    stored = limits.host_gib + (limits.disk_gib if limits.folder else 0.0)
+    return KeptLimits(
+        device_pages=int(plan.num_pages * limits.device_share),
+        stored_pages=int(stored * GIB) // plan.page_bytes,
+    )
+
+
+def _make_copies(config: EngineConfig) -> PageCopies:
+    """Room for the preempted and for idle sessions; what is on disk is the oldest of both."""
+    limits = config.sessions
+    host_bytes = (config.swap_space_gib + limits.host_gib) * GIB
+    return PageCopies(host_bytes, Path(limits.folder) if limits.folder else None)
 
 
 def _prefix_salt(model: ModelConfig) -> Callable[[Request], str]:

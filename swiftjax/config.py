@@ -123,6 +123,39 @@ class ReaderLimits:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SessionLimits:
+    """What idle sessions may keep. Raises InvalidRequestError for a value out of range.
+
+    Their pages stay on the device while they are at most `device_share` of all pages and nobody
+    else needs the room, then in `host_gib` of host memory, then in `disk_gib` of files in `folder`
+    (none without one). A session whose pages had to go is computed again from its text. Of a
+    server, at most `max_open` are open; to open another, one that was idle for `idle_seconds` is
+    closed.
+    """
+
+    device_share: float = 0.5
+    host_gib: float = 4.0
+    disk_gib: float = 16.0
+    folder: str | None = None
+    max_open: int = 256
+    idle_seconds: float = 3600.0
+
+    def __post_init__(self) -> None:
+        if not _is_number(self.device_share) or not 0 <= self.device_share <= 1:
+            raise InvalidRequestError(
+                f"device_share of sessions is {self.device_share!r}; it must lie in [0, 1]"
+            )
+        for name in ("host_gib", "disk_gib", "idle_seconds"):
+            value = getattr(self, name)
+            if not _is_number(value) or not 0 <= value < float("inf"):
+                raise InvalidRequestError(f"{name} of sessions is {value!r}; it must be 0 or more")
+        if type(self.max_open) is not int or self.max_open < 1:
+            raise InvalidRequestError(
+                f"max_open of sessions is {self.max_open!r}; it must be a positive integer"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class EngineConfig:
     """How to build an engine. `None` leaves the choice to the device and the checkpoint.
 
@@ -157,6 +190,7 @@ class EngineConfig:
     deterministic: bool = False
     streaming: bool = False
     readers: ReaderLimits = field(default_factory=ReaderLimits)  # of an AsyncEngine
+    sessions: SessionLimits = field(default_factory=SessionLimits)
     load_format: LoadFormat = "auto"
     quantization: Quantization | None = None  # of the weights, rounded to nearest while loading
 

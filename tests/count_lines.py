@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PARTS = {
     "engine": "swiftjax/engine", "model": "swiftjax/model", "kernels": "kernels",
     "converters": "converters", "serving": "serving", "cli": "swiftjax/cli",
-    "replay": "swiftjax/replay", "root": "swiftjax",
+    "replay": "swiftjax/replay", "evaluation": "swiftjax/evaluation", "root": "swiftjax",
     "tests": "tests",
 }  # fmt: skip
 MAX_FILE, MAX_FUNCTION = 250, 40

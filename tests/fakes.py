@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from swiftjax.batch import NONE, Batch, PageMoves, Sampled
 from swiftjax.config import SchedulerConfig
 from swiftjax.engine.batching import make_buckets
 from swiftjax.engine.core import EngineCore, EngineLimits
+from swiftjax.engine.kept_pages import NOTHING_KEPT, KeptLimits
 from swiftjax.engine.page_pool import PagePool
 from swiftjax.engine.preemption import PreemptionCosts
 from swiftjax.engine.request import GenerationConfig, Request, RequestOptions, resolve_request
@@ -42,12 +43,30 @@ class FakeRunner:
         self.swapped: set[str] = set()
         self.last_tokens: dict[int, int] = {}  # by row, as on the device
 
-    def dispatch(self, batch: Batch, moves: PageMoves) -> FakePending:
-        """Compute at once; pages on the host are remembered by name."""
+    def move(self, moves: PageMoves) -> None:
+        """Pages on the host are remembered by name."""
         for move in moves.out:
-            self.swapped.add(move.request_id)
-        for name in (*(move.request_id for move in moves.back), *moves.drop):
+            self.swapped.add(move.key)
+        assert self.swapped >= {move.key for move in moves.back}
+        for name in moves.drop:
             self.swapped.remove(name)
+
+    def read_copy(self, key: str, num_pages: int) -> list[np.ndarray]:
+        """Pages without contents."""
+        assert key in self.swapped
+        return [np.zeros(num_pages, np.int64)]
+
+    def load_copy(self, key: str, chunks: Sequence[np.ndarray]) -> None:
+        """Remember a name."""
+        self.swapped.add(key)
+
+    def fingerprint(self) -> str:
+        """Of a model that counts."""
+        return f"counts to {self.vocab_size}"
+
+    def dispatch(self, batch: Batch, moves: PageMoves) -> FakePending:
+        """Move, then compute at once."""
+        self.move(moves)
         self.batches.append(batch)
         time.sleep(self.delay)
         return FakePending(self._keep(batch, self._sample(batch, self._token_ids(batch))))
@@ -90,6 +109,7 @@ def make_fake_core(
     clock: Callable[[], float] = time.monotonic,
     overlaps: bool = False,
     streams: bool = False,
+    kept: KeptLimits = NOTHING_KEPT,
 ) -> EngineCore:
     """An EngineCore over a FakeRunner."""
     config = SchedulerConfig(
@@ -110,7 +130,11 @@ def make_fake_core(
     )
     return EngineCore(
         Scheduler(
-            config, PagePool(num_pages, page_size), RowTable(max_num_seqs, max_pages), costs=costs
+            config,
+            PagePool(num_pages, page_size),
+            RowTable(max_num_seqs, max_pages),
+            costs=costs,
+            kept=kept,
         ),
         runner or FakeRunner(vocab_size, delay),
         buckets,
@@ -139,16 +163,25 @@ class ContextRunner(FakeRunner):
         self.host: dict[str, np.ndarray] = {}
         self.num_copies = 0  # pages copied to other pages
 
-    def dispatch(self, batch: Batch, moves: PageMoves) -> FakePending:
-        """Move pages, then compute."""
-        self.host |= {m.request_id: self.cache[list(m.page_ids)] for m in moves.out}
+    def move(self, moves: PageMoves) -> None:
+        """Move pages with what is in them."""
+        self.host |= {m.key: self.cache[list(m.page_ids)] for m in moves.out}
         for move in moves.back:
-            self.cache[list(move.page_ids)] = self.host.pop(move.request_id)
+            self.cache[list(move.page_ids)] = self.host[move.key]
         self.num_copies += len(moves.copies)
         self.cache[[c.target for c in moves.copies]] = self.cache[[c.source for c in moves.copies]]
         for name in moves.drop:
             del self.host[name]
-        return super().dispatch(batch, moves)
+        super().move(moves)
+
+    def read_copy(self, key: str, num_pages: int) -> list[np.ndarray]:
+        """What is in them."""
+        return [self.host[key][:num_pages]]
+
+    def load_copy(self, key: str, chunks: Sequence[np.ndarray]) -> None:
+        """Put it there."""
+        super().load_copy(key, chunks)
+        self.host[key] = chunks[0]
 
     def _sample(self, batch: Batch, token_ids: np.ndarray) -> list[int]:
         """Write the new tokens to their slots and read the contexts back."""

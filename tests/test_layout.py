@@ -19,14 +19,24 @@ LEVELS = {
     "kernels": 1,
     "engine": 2, "model": 2,
     "converters": 3, "replay": 3,
-    "api": 4, "build": 4, "sizing": 4,
-    "bench": 5, "serving": 5,
+    "api": 4, "build": 4, "sessions": 4, "sizing": 4,
+    "bench": 5, "evaluation": 5, "serving": 5,
     "cli": 6,
 }  # fmt: skip
 SIBLINGS = {frozenset(("engine", "model"))}
 # The transports are handed an engine; they never build one or touch the device.
 FORBIDDEN = {"serving": {"api", "build", "model", "kernels", "converters"}}
-JAX_ALLOWED = {"kernels", "model", "converters", "build", "sizing", "api", "bench", "cli"}
+JAX_ALLOWED = {
+    "kernels",
+    "model",
+    "converters",
+    "build",
+    "sizing",
+    "api",
+    "bench",
+    "evaluation",
+    "cli",
+}
 
 
 def python_files() -> list[Path]:

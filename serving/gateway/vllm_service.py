@@ -5,7 +5,8 @@ The gateway ends a request by Abort and leaves its stream open, so Abort must be
 
 import asyncio
 import time
-from contextlib import aclosing
+from collections.abc import Iterator
+from contextlib import aclosing, contextmanager
 from datetime import UTC, datetime
 from typing import NoReturn
 
@@ -15,8 +16,10 @@ from smg_grpc_proto.generated import vllm_engine_pb2_grpc as pb_grpc
 
 from swiftjax import __version__
 from swiftjax.engine.checks import check_count
+from swiftjax.engine.request import RequestOptions
 from swiftjax.errors import NotReadyError, UnsupportedError
 from swiftjax.serving.admin_service import MAX_ABORTS
+from swiftjax.serving.caller import current_caller
 from swiftjax.serving.gate import Gate
 from swiftjax.serving.gateway.tokenizer_bundle import make_bundle
 from swiftjax.serving.gateway.vllm_messages import AnswerWriter, read_config, read_prompt
@@ -35,6 +38,7 @@ class VllmService(pb_grpc.VllmEngineServicer):
         self._metrics = metrics
         self._started = time.time()
         self._bundle: asyncio.Future[list[bytes]] | None = None
+        self._callers: dict[str, str] = {}  # of the requests that run, by their ids
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:
         """Stream tokens, or send them all at the end of a choice."""
@@ -46,19 +50,23 @@ class VllmService(pb_grpc.VllmEngineServicer):
         stream = engine.stream(
             prompt,
             config,
+            options=RequestOptions(client_id=current_caller().name),
             request_id=request.request_id or None,
             timeout=None if timeout is None else float(timeout),
         )
-        async with aclosing(self._metrics.watch(stream, "vllm", config.n)) as outputs:
-            async for output in outputs:
-                for response in writer.write(output):
-                    await context.write(response)
+        with self._remembered(request.request_id):
+            async with aclosing(self._metrics.watch(stream, "vllm", config.n)) as outputs:
+                async for output in outputs:
+                    for response in writer.write(output):
+                        await context.write(response)
 
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
-        """End requests between two steps; ids that are not known are ignored."""
+        """End requests of this caller between two steps; all other ids are ignored."""
         check_count("request ids", len(request.request_ids), MAX_ABORTS)
+        caller = current_caller()
         for request_id in request.request_ids:
-            self._loaded().engine.abort(request_id)
+            if self._callers.get(request_id) == caller.name or caller.is_admin:
+                self._loaded().engine.abort(request_id)
         return pb.AbortResponse()
 
     async def HealthCheck(
@@ -135,6 +143,7 @@ class VllmService(pb_grpc.VllmEngineServicer):
             served = self._loaded()
             making = asyncio.to_thread(make_bundle, served.engine.tokenizer, served.model)
             self._bundle = asyncio.ensure_future(making)
+            self._bundle.add_done_callback(self._forget_failure)
         for part in await asyncio.shield(self._bundle):
             await context.write(common_pb2.GetTokenizerChunk.FromString(part))
 
@@ -160,6 +169,23 @@ class VllmService(pb_grpc.VllmEngineServicer):
     async def SubscribeKvEvents(self, request: object, context: Context) -> NoReturn:
         """Not built; the gateway asks GetLoads instead."""
         raise UnsupportedError("cache events are not told")
+
+    @contextmanager
+    def _remembered(self, request_id: str) -> Iterator[None]:
+        """Know whose request it is for as long as it runs; the first to use an id has it."""
+        is_new = request_id not in self._callers
+        if is_new:
+            self._callers[request_id] = current_caller().name
+        try:
+            yield
+        finally:
+            if is_new:
+                del self._callers[request_id]
+
+    def _forget_failure(self, bundle: asyncio.Future[list[bytes]]) -> None:
+        """Let the next caller try again."""
+        if bundle.cancelled() or bundle.exception() is not None:
+            self._bundle = None
 
     def _loaded(self) -> Served:
         if self.served is None:

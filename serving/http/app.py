@@ -115,7 +115,7 @@ class FrontDoor:
             return ""
         authorization = request.headers.get("authorization")
         sent = None if authorization is None else authorization.encode("latin-1")
-        name = self._keys.check(sent)
+        name = self._keys.check(sent).name
         origin = request.headers.get("origin")
         if self._keys.is_open and origin not in (None, *self._allowed_origins):
             # Else any web page that its user has open could make this machine work for it.

@@ -4,9 +4,10 @@ Decoded JSON can take fifty times the memory of its text, so a large body is cou
 decoded. Every mistake becomes one InvalidRequestError that names the field and no type of ours.
 """
 
+import json
 import re
 from functools import cache
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -38,13 +39,40 @@ def read_body(data: bytes, kind: type[Body]) -> Body:
     if len(data) > SMALL_BODY:
         _check_number_of_values(data)
     try:
-        return _decoder(kind).decode(data)
+        body = cast(Body, _decoder(kind).decode(data))
+        if b"logit_bias" in data:
+            _check_biases(_BIASES.decode(data).logit_bias)
+        return body
     except msgspec.ValidationError as error:
         raise _field_error(str(error)) from None
     except msgspec.DecodeError as error:
         raise FieldError(f"the body is not JSON in UTF-8: {error}") from None
     except RecursionError:
         raise FieldError("the body nests lists or objects too deeply") from None
+
+
+class _Biases(msgspec.Struct):
+    """The one object whose names are given by the client, and are numbers."""
+
+    logit_bias: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+_BIASES = msgspec.json.Decoder(_Biases)
+
+
+def _check_biases(text: msgspec.Raw) -> None:
+    """Refuse a token that is named twice, of which the decoder silently keeps the last."""
+
+    def check(pairs: list[tuple[str, Any]]) -> None:
+        seen: set[int] = set()
+        for token_id in (int(name) for name, _ in pairs):
+            if token_id in seen:
+                raise FieldError(
+                    f"logit_bias names token {token_id} twice: give one value for it", "logit_bias"
+                )
+            seen.add(token_id)
+
+    json.loads(bytes(text), object_pairs_hook=check)
 
 
 @cache

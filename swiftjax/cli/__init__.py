@@ -14,6 +14,7 @@ from swiftjax.cli.chat import chat
 from swiftjax.cli.convert import convert
 from swiftjax.cli.demo import demo
 from swiftjax.cli.doctor import doctor
+from swiftjax.cli.evaluate import evaluate
 from swiftjax.cli.generate import generate
 from swiftjax.cli.plan import plan
 from swiftjax.cli.replay import replay
@@ -54,6 +55,7 @@ def _root(
 
 for command in (convert, generate, chat, serve, plan, replay, doctor, demo):
     app.command()(command)
+app.command("eval")(evaluate)
 
 
 app.add_typer(bench, name="bench")

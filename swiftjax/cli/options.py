@@ -53,15 +53,16 @@ ChatTemplate = Annotated[
     Path | None,
     typer.Option(help="A file with a Jinja chat template.", show_default="the checkpoint's own"),
 ]
+_POLICY_HELP = (
+    f"Which waiting request starts first: {', '.join(QUEUE_POLICY_NAMES)}, or "
+    "path/to/file.py:function; docs/scheduler.md."
+)
 Policy = Annotated[
     Any,  # a name or a function
-    typer.Option(
-        parser=parse_policy,
-        metavar="POLICY",
-        help=f"Which waiting request starts first: {', '.join(QUEUE_POLICY_NAMES)}, or "
-        "path/to/file.py:function; docs/scheduler.md.",
-    ),
+    typer.Option(parser=parse_policy, metavar="POLICY", help=_POLICY_HELP),
 ]
+# As it was written, for whoever hands it on to another process.
+PolicyText = Annotated[str, typer.Option(metavar="POLICY", help=_POLICY_HELP)]
 VictimPolicy = Annotated[
     VictimPolicyName | None,
     typer.Option(

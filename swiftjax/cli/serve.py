@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -10,11 +12,13 @@ import typer
 from swiftjax.cli import listening as at
 from swiftjax.cli import options as opt
 from swiftjax.cli.json_log import write_json_lines
-from swiftjax.cli.loading import load_core, read_chat_template
+from swiftjax.cli.loading import read_chat_template
+from swiftjax.cli.policy_file import parse_policy
 from swiftjax.cli.reporting import print_line
 from swiftjax.config import EngineConfig, ReaderLimits
 
 if TYPE_CHECKING:
+    from swiftjax.serving.engine_watch import EngineWatch
     from swiftjax.serving.listeners import Listen
     from swiftjax.serving.served import Served
 
@@ -51,6 +55,12 @@ LogFormat = Annotated[
 DrainSeconds = Annotated[
     float, typer.Option(min=0, help="How long running calls may take after SIGTERM.")
 ]
+MaxRestarts = Annotated[
+    int,
+    typer.Option(
+        min=0, help="Start an engine that died again, so often in 10 minutes; then end with 1."
+    ),
+]
 
 
 def serve(
@@ -76,7 +86,7 @@ def serve(
     implementation: opt.Implementation = None,
     chat_template: opt.ChatTemplate = None,
     max_queue_len: MaxQueueLen = opt.ENGINE_DEFAULTS.max_queue_len,
-    policy: opt.Policy = "fcfs",
+    policy: opt.PolicyText = "fcfs",
     victim_policy: opt.VictimPolicy = None,
     min_batch_size: MinBatchSize = opt.ENGINE_DEFAULTS.min_batch_size,
     max_wait_ms: MaxWaitMs = opt.ENGINE_DEFAULTS.max_wait_ms,
@@ -89,6 +99,7 @@ def serve(
     trace: opt.Trace = None,
     load_format: opt.LoadFormatOption = "auto",
     drain_seconds: DrainSeconds = 30.0,
+    max_restarts: MaxRestarts = 3,
     log_format: LogFormat = "text",
     quiet: opt.Quiet = False,
 ) -> None:
@@ -111,7 +122,7 @@ def serve(
         implementation=implementation,
         chat_template=read_chat_template(chat_template),
         max_queue_len=max_queue_len,
-        policy=policy,
+        policy=parse_policy(policy),
         victim_policy=victim_policy,
         min_batch_size=min_batch_size,
         max_wait_ms=max_wait_ms,
@@ -138,40 +149,46 @@ def serve(
     )
     if log_format == "json":
         write_json_lines()
-    raise typer.Exit(_run(config, listen, drain_seconds, quiet))
-
-
-def _run(config: EngineConfig, listen: "Listen", drain_seconds: float, quiet: bool) -> int:
-    from swiftjax.serving.server import run_server
-
     log = logging.getLogger("swiftjax")
     if not quiet and log.level > logging.INFO:
         log.setLevel(logging.INFO)  # what an operator wants to know of a start, in the same place
+    raise typer.Exit(
+        _run(partial(_start, config, policy, quiet), listen, drain_seconds, max_restarts)
+    )
+
+
+def _run(
+    start: Callable[["EngineWatch"], Awaitable["Served"]],
+    listen: "Listen",
+    drain_seconds: float,
+    max_restarts: int,
+) -> int:
+    from swiftjax.serving.engine_watch import EngineWatch
+    from swiftjax.serving.server import run_server
+
+    watch = EngineWatch()
     return asyncio.run(
         run_server(
-            lambda: _load(config, quiet),
+            lambda: start(watch),
             listen,
             drain_seconds=drain_seconds,
             announce=print_line,
+            max_restarts=max_restarts,
         )
     )
 
 
-def _load(config: EngineConfig, quiet: bool) -> "Served":
-    from swiftjax.engine.async_engine import AsyncEngine, ThreadLink
-    from swiftjax.serving.engine_watch import EngineWatch
+async def _start(config: EngineConfig, policy: str, quiet: bool, watch: "EngineWatch") -> "Served":
+    """Start an engine process and stand before it."""
+    from swiftjax.cli.engine_process import start_engine
+    from swiftjax.engine.async_engine import AsyncEngine
+    from swiftjax.engine.tokenizer import Tokenizer
     from swiftjax.serving.messages import describe_model
     from swiftjax.serving.served import Served
 
-    built = load_core(config, warm=True, quiet=quiet)
-    from swiftjax.model.device_report import Devices
-
-    # From here on nothing should be compiled any more, and whatever is gets counted.
-    devices, watch = Devices(), EngineWatch()
-    built.core.add_observer(watch)
-    limits = built.core.limits
-    engine = AsyncEngine(ThreadLink(built.core), built.tokenizer, limits, config.readers)
+    link, info = await start_engine(config, policy=policy, quiet=quiet)
+    tokenizer = Tokenizer(info.tokenizer_files)
+    engine = AsyncEngine(link, tokenizer, info.limits, config.readers, watch.take)
     # The last part only: where the model lies on this machine is nobody's business.
     name = Path(config.model_path).name
-    model = describe_model(name, built.model_config, limits, built.tokenizer)
-    return Served(engine, model, watch, devices.report)
+    return Served(engine, describe_model(name, info.model, info.limits, tokenizer), watch)

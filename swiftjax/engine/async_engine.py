@@ -8,14 +8,15 @@ import asyncio
 import secrets
 import time
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 from swiftjax.config import ReaderLimits
 from swiftjax.engine.answers import AnswerStream
 from swiftjax.engine.core import CoreStats, EngineLimits
-from swiftjax.engine.engine_link import Ended, EngineEvent, EngineLink, Refused
+from swiftjax.engine.engine_link import EngineLink
 from swiftjax.engine.engine_link import ThreadLink as ThreadLink
 from swiftjax.engine.grammar import Grammar, GrammarCompiler
+from swiftjax.engine.link_messages import News
 from swiftjax.engine.mailbox import Mailbox
 from swiftjax.engine.request import (
     NO_OPTIONS,
@@ -25,8 +26,10 @@ from swiftjax.engine.request import (
     StreamOutput,
     resolve_request,
 )
+from swiftjax.engine.step_meter import StepReport
 from swiftjax.engine.tokenizer import Tokenizer
 from swiftjax.errors import DeadlineError, EngineDeadError, InvalidRequestError
+from swiftjax.memory import DeviceReport
 
 
 class AsyncEngine:
@@ -41,11 +44,14 @@ class AsyncEngine:
         tokenizer: Tokenizer,
         limits: EngineLimits,
         reader_limits: ReaderLimits | None = None,
+        watch: Callable[[StepReport | None], None] | None = None,
     ) -> None:
+        """`watch` is called whenever the engine tells something, perhaps with measurements."""
         self.tokenizer = tokenizer
         self.limits = limits
         self._reader_limits = reader_limits or ReaderLimits()
         self._link = link
+        self._watch = watch
         self._grammars = GrammarCompiler(
             tokenizer.files.tokenizer_json, limits.vocab_size, limits.eos_token_ids
         )
@@ -106,6 +112,10 @@ class AsyncEngine:
     def stats(self) -> CoreStats:
         """Give the engine's counts as of its last step."""
         return self._link.stats()
+
+    def devices(self) -> DeviceReport | None:
+        """Give what the engine last said of its devices."""
+        return self._link.devices()
 
     @property
     def is_alive(self) -> bool:
@@ -172,25 +182,24 @@ class AsyncEngine:
         self._link.submit(request)
         return mailbox
 
-    def _receive(self, events: list[EngineEvent]) -> None:
-        for event in events:
-            if isinstance(event, Ended):
-                error = EngineDeadError(f"the engine has ended ({event.reason}); restart it")
-                for mailbox in self._mailboxes.values():
-                    mailbox.fail(error)
-                self._mailboxes.clear()
-                self._ended.set()
-                continue
-            # Absent only when the request was made on an event loop that is closed by now.
-            mailbox = self._mailboxes.get(event.request_id)
-            if mailbox is None:
-                continue
-            if isinstance(event, Refused):
-                mailbox.fail(event.error)
-            else:
-                mailbox.put(event)
-            if mailbox.engine_is_done:
-                del self._mailboxes[event.request_id]
+    def _receive(self, news: News) -> None:
+        if self._watch is not None:
+            self._watch(news.report)
+        # A mailbox is absent only when its request was made on an event loop that is closed by now.
+        for refused in news.refused:
+            if mailbox := self._mailboxes.pop(refused.request_id, None):
+                mailbox.fail(refused.problem.error())
+        for output in news.outputs:
+            if mailbox := self._mailboxes.get(output.request_id):
+                mailbox.put(output)
+                if mailbox.engine_is_done:
+                    del self._mailboxes[output.request_id]
+        if news.ended is not None:
+            error = EngineDeadError(f"the engine has ended ({news.ended}); try again later")
+            for mailbox in self._mailboxes.values():
+                mailbox.fail(error)
+            self._mailboxes.clear()
+            self._ended.set()
 
 
 def _comes_first(timeout: float | None, options: RequestOptions) -> bool:

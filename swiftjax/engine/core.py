@@ -17,9 +17,10 @@ from swiftjax.engine.batching import Buckets, make_batch
 from swiftjax.engine.choices import ChoiceTable
 from swiftjax.engine.observer import Nobody, Observer
 from swiftjax.engine.plan import Plan
-from swiftjax.engine.request import Request, StepOutput
+from swiftjax.engine.request import Request, StepOutput, check_streams
 from swiftjax.engine.rows import count_tokens, has_penalties
 from swiftjax.engine.scheduler import Scheduler
+from swiftjax.engine.session_pages import PageStore, SessionPages
 from swiftjax.engine.streaming import MAX_STREAM_LEN, Streaming
 from swiftjax.engine.watchers import Several
 from swiftjax.errors import InvalidRequestError, SwiftJaxError
@@ -35,7 +36,7 @@ class PendingTokens(Protocol):
 
 
 @runtime_checkable
-class Runner(Protocol):
+class Runner(PageStore, Protocol):
     """The data plane, as the control plane sees it."""
 
     def dispatch(self, batch: Batch, moves: PageMoves) -> PendingTokens:
@@ -64,6 +65,16 @@ class EngineLimits(NamedTuple):
     max_model_len: int
     eos_token_ids: tuple[int, ...]
     streams: bool = False  # whether requests may ask for streaming
+    has_sessions: bool = True
+
+    def check_session(self, streaming: Streaming | None) -> None:
+        """Raise InvalidRequestError where there are no sessions, or none with streaming."""
+        if not self.has_sessions:
+            raise InvalidRequestError(
+                "this engine records a trace, and a replay does not know what sessions keep: "
+                "start it without a trace to open sessions"
+            )
+        check_streams(streaming, self.streams)
 
     def longest(self, streaming: Streaming | None) -> int:
         """Most tokens of prompt and answer together."""
@@ -99,6 +110,7 @@ class EngineCore:
         """With `overlaps`, a step is dispatched before the one before it is read."""
         self.scheduler = scheduler
         self.limits = limits
+        self.sessions = SessionPages(scheduler.kept, runner, scheduler.pool.page_size)
         self._runner = runner
         self._buckets = buckets
         self._clock = clock

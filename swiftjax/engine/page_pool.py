@@ -87,6 +87,10 @@ class PagePool:
             assert self._owners[page] > 0, f"page {page} has no owner to share with"
             self._owners[page] += 1
 
+    def is_private(self, page: int) -> bool:
+        """Whether an owned page may be written to: it has one owner and nobody can find it."""
+        return self._owners[page] == 1 and page not in self._key_of
+
     def forget_published(self) -> None:
         """Drop every key, as when the weights change; pages in use stay with their owners."""
         self._free += self._idle

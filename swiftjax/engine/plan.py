@@ -1,5 +1,6 @@
 """What one step does, as plain data: page moves first, then the work in the order of its rows."""
 
+from collections.abc import Sequence as SequenceOf
 from typing import NamedTuple
 
 from swiftjax.batch import PageCopy, PageMove, PageMoves
@@ -55,7 +56,8 @@ class PlanDraft:
             return 0
         return self._starts.get(sequence.order, sequence.computed_len)
 
-    def finish(self, drop: list[str]) -> Plan:
-        """The finished plan."""
-        moves = PageMoves(tuple(self.out), tuple(self.back), tuple(self.copies), tuple(drop))
+    def finish(self, out: SequenceOf[PageMove] = (), drop: SequenceOf[str] = ()) -> Plan:
+        """The finished plan; `out` are pages that leave before its own."""
+        out, back = (*out, *self.out), tuple(self.back)
+        moves = PageMoves(out, back, tuple(self.copies), tuple(drop))
         return Plan(tuple(self.work), tuple(self.admitted), moves)

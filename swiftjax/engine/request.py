@@ -13,6 +13,7 @@ from swiftjax.engine.generation import GenerationConfig as GenerationConfig
 from swiftjax.engine.grammar import Grammar
 from swiftjax.engine.request_options import NO_OPTIONS as NO_OPTIONS
 from swiftjax.engine.request_options import RequestOptions as RequestOptions
+from swiftjax.engine.streaming import Streaming
 from swiftjax.errors import InvalidRequestError
 
 FinishReason = Literal["stop", "length", "abort", "time_limit", "error"]
@@ -35,6 +36,7 @@ class Request:
     options: RequestOptions = NO_OPTIONS
     grammar: Grammar | None = field(default=None, compare=False, repr=False)
     fork_of: str | None = None  # id of an equal prompt, from whose pages it starts if it runs
+    session: str = ""  # whose pages it starts from and leaves its own to
 
 
 class PromptLogprobs(NamedTuple):
@@ -161,11 +163,7 @@ def resolve_request(
     `max_model_len` is the longest text for this config. Raises InvalidRequestError for an empty or
     over-long prompt, ids outside the vocabulary, and streaming where the engine has it not.
     """
-    if generation.streaming is not None and not streams:
-        raise InvalidRequestError(
-            "this engine was not started for streaming: start it with --streaming (streaming=True "
-            "in Python), or leave the streaming options out"
-        )
+    check_streams(generation.streaming, streams)
     check_label("request_id", request_id)
     prompt = tuple(prompt_token_ids)
     if not prompt:
@@ -190,6 +188,15 @@ def resolve_request(
         options=options,
         grammar=grammar,
     )
+
+
+def check_streams(streaming: Streaming | None, streams: bool) -> None:
+    """Raise InvalidRequestError for streaming in an engine that was not built for it."""
+    if streaming is not None and not streams:
+        raise InvalidRequestError(
+            "this engine was not started for streaming: start it with --streaming (streaming=True "
+            "in Python), or leave the streaming options out"
+        )
 
 
 def check_room(num_tokens: int, max_model_len: int) -> None:

@@ -14,6 +14,7 @@ from swiftjax.config import SchedulerConfig
 from swiftjax.engine.admission_gate import AdmissionGate
 from swiftjax.engine.deadlines import Deadlines
 from swiftjax.engine.forking import ForkTable
+from swiftjax.engine.kept_pages import NOTHING_KEPT, KeptLimits, KeptPages
 from swiftjax.engine.page_pool import PagePool
 from swiftjax.engine.plan import Plan, PlanDraft
 from swiftjax.engine.policies import VICTIM_POLICIES, PolicyState, find_queue_policy
@@ -42,6 +43,7 @@ class Scheduler:
         costs: PreemptionCosts | None = None,
         salt: Callable[[Request], str] = lambda request: request.options.cache_salt,
         model_version: str = "",
+        kept: KeptLimits = NOTHING_KEPT,
     ) -> None:
         """`salt` names what cached keys and values depend on besides the tokens of a request."""
         self.config = config
@@ -55,7 +57,8 @@ class Scheduler:
         self._gate = AdmissionGate(self._waiting, config.min_batch_size, config.max_wait)
         self._victim = VICTIM_POLICIES[config.victim_policy]
         keys = PageKeys(pool.page_size, model_version)
-        self._pages = SequencePages(pool, keys, salt, uses_cache=config.prefix_cache)
+        self.kept = KeptPages(pool, kept)
+        self._pages = SequencePages(pool, keys, self.kept, salt, uses_cache=config.prefix_cache)
         self._by_id: dict[str, Sequence] = {}
         self._running: dict[str, Sequence] = {}  # in the order of admission
         self._preempted: dict[str, Sequence] = {}
@@ -185,7 +188,7 @@ class Scheduler:
         draft = PlanDraft(self.config.max_num_batched_tokens, in_flight=in_flight)
         paused = [self._running[i] for i in self._paused if i in self._running]
         if in_flight and (self._must_read or self._preempt_asked or paused):
-            return draft.finish([])
+            return draft.finish()
         for sequence in paused:
             # Not swapped: that is for those who are back soon, and there may be no step to do it.
             self._preempt(draft, sequence, may_swap=False)
@@ -205,10 +208,10 @@ class Scheduler:
     def _finish_draft(self, draft: PlanDraft) -> Plan:
         if not draft.work:  # nobody will carry this plan out
             assert not (draft.out or draft.back or draft.copies), "page moves would be lost"
-            return draft.finish([])
+            return draft.finish()
         draft.admitted += [heir for heir in self._heirs if heir.state == "running"]
         self._heirs = []
-        return draft.finish(self._pages.take_dropped())
+        return draft.finish(*self._pages.take_moves())
 
     def update(self, plan: Plan, sampled: Sampled) -> list[StepOutput]:
         """Append the sampled tokens, finish what is done, and return what there is to tell."""
@@ -233,7 +236,8 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Assert that pages, rows and states agree; for tests and idle moments."""
         running, preempted = self._running.values(), self._preempted.values()
-        self.pool.check_integrity(page for s in running for page in s.page_ids)
+        owned = [page for s in running for page in s.page_ids]
+        self.pool.check_integrity([*owned, *self._pages.owned_pages()])
         for sequence in running:
             assert sequence.state == "running" and sequence.row >= 0
             num_pages = len(sequence.page_ids)
@@ -275,7 +279,7 @@ class Scheduler:
             if sequence.state == "swapped":
                 came_back = self._pages.swap_in(draft, sequence)
             else:
-                came_back = self._pages.start(sequence)
+                came_back = self._pages.start(draft, sequence)
             if not came_back:
                 return
             del self._preempted[sequence.request.request_id]
@@ -298,7 +302,7 @@ class Scheduler:
             return
         while draft.budget > 0 and len(self._running) < self.config.max_num_seqs:
             sequence = self._waiting.peek()
-            if sequence is None or not self._pages.start(sequence):
+            if sequence is None or not self._pages.start(draft, sequence):
                 return
             self._waiting.remove(sequence)
             self._served.start(sequence.request.options.client_id)
@@ -342,7 +346,7 @@ class Scheduler:
         """
         num_pages = self.pool.pages_for(num_tokens) - sequence.num_dropped
         count = num_pages - len(sequence.page_ids)
-        while (pages := self.pool.allocate(count)) is None:
+        while (pages := self._pages.allocate(count)) is None:
             if draft.in_flight:
                 self._must_read = True
                 return False
@@ -360,13 +364,15 @@ class Scheduler:
     def _preempt(self, draft: PlanDraft, sequence: Sequence, *, may_swap: bool = True) -> None:
         self.num_preemptions += 1
         num_pages, num_on_host = len(sequence.page_ids), self._pages.num_on_host
+        may_swap &= not sequence.request.session  # whose pages are kept, here or in a copy
         if may_swap and self.costs.prefers_swap(num_pages, sequence.computed_len, num_on_host):
             self._pages.swap_out(draft, sequence)
             sequence.state = "swapped"
+            self._stop_running(sequence)
         else:
-            sequence.computed_len = sequence.num_dropped = 0
             sequence.state = "preempted"
-        self._stop_running(sequence)
+            self._stop_running(sequence)
+            sequence.computed_len = sequence.num_dropped = 0
         self._preempted[sequence.request.request_id] = sequence
 
     def _stop_running(self, sequence: Sequence) -> None:

@@ -59,7 +59,9 @@ class Sequence:
         self.max_pages = 0  # most pages it may own at a time
         self.num_dropped = 0  # pages behind those of its sinks that it has given back
         self.num_published = 0  # full pages, from the first, that others can find
-        self.streaming = streaming = request.generation.streaming
+        streaming = request.generation.streaming
+        # Decides which pages stay, so that the next turn of a session can go back a little.
+        self.streaming = streaming and streaming.with_margin() if request.session else streaming
         # First tokens whose pages are those of any sequence that starts with them.
         self.shared_len = streaming.shared_len() if streaming else self.full_len
         self.num_swapped = 0  # pages of it that lie on the host

@@ -1,4 +1,5 @@
-"""The pages of sequences: fresh, found by their prefix, shared with a fork, or moved to the host.
+"""The pages of sequences: fresh, found by their prefix, kept by their session, shared with a fork,
+or moved to the host.
 
 Changes what a sequence owns and how far it is computed, never its state: whether and when is for
 the scheduler to decide, which alone calls this.
@@ -7,6 +8,7 @@ the scheduler to decide, which alone calls this.
 from collections.abc import Callable
 
 from swiftjax.batch import PageCopy, PageMove
+from swiftjax.engine.kept_pages import Kept, KeptPages
 from swiftjax.engine.page_pool import PagePool
 from swiftjax.engine.plan import PlanDraft
 from swiftjax.engine.prefix_cache import PageKeys
@@ -18,32 +20,95 @@ class SequencePages:
     """What sequences own of one pool, and of the host."""
 
     def __init__(
-        self, pool: PagePool, keys: PageKeys, salt: Callable[[Request], str], *, uses_cache: bool
+        self,
+        pool: PagePool,
+        keys: PageKeys,
+        kept: KeptPages,
+        salt: Callable[[Request], str],
+        *,
+        uses_cache: bool,
     ) -> None:
         self.num_on_host = 0  # pages
+        self.kept = kept
         self._pool = pool
         self._keys = keys
         self._salt = salt
         self._uses_cache = uses_cache
         self._dropped: list[str] = []  # host copies nobody will ask for again
+        self._copied: list[int] = []  # pages that stay owned until they were copied
 
-    def start(self, sequence: Sequence) -> bool:
-        """Take the pages that are cached, if the others that its tokens need are free too."""
+    def owned_pages(self) -> list[int]:
+        """Pages that are owned by no sequence, once per owner."""
+        return [*self.kept.owned_pages(), *self._copied]
+
+    def start(self, draft: PlanDraft, sequence: Sequence) -> bool:
+        """Take the pages kept or cached for it, if the others that its tokens need are free too."""
+        session = sequence.request.session
+        if (kept := self.kept.get(session)) is not None:
+            if known := self._usable_len(sequence, kept):
+                return self._start_from(draft, sequence, kept, known)
+            self.kept.drop(session)
+        return self._start_from_cache(sequence)
+
+    def _start_from_cache(self, sequence: Sequence) -> bool:
         size, total = self._pool.page_size, len(sequence.token_ids)
         cached: list[int] = []
         if self._may_reuse(sequence):
             self._extend_keys(sequence)
             # The last token is always computed: its logits are what the next one is drawn from.
             cached = self._pool.take_published(sequence.page_keys[: (total - 1) // size])
-        if self._needed(sequence) - len(cached) > self._pool.num_free:
+        if not self.kept.make_room(self._needed(sequence) - len(cached)):
             self._pool.release(cached)
             return False
         sequence.page_ids = cached
         sequence.num_published = len(cached)
-        sequence.computed_len = len(cached) * size
-        if sequence.num_cached is None:
-            sequence.num_cached = sequence.computed_len
+        self._begin(sequence, len(cached) * size)
         return True
+
+    def _usable_len(self, sequence: Sequence, kept: Kept) -> int:
+        request = sequence.request
+        is_same = kept.streaming == request.generation.streaming
+        is_same &= kept.salt == self._salt(request) and not sequence.wants_prompt_scores
+        return kept.usable_len(sequence.token_ids, self._pool.page_size) if is_same else 0
+
+    def _start_from(self, draft: PlanDraft, sequence: Sequence, kept: Kept, known: int) -> bool:
+        """Take over the first `known` tokens of what its session kept."""
+        pool, session = self._pool, sequence.request.session
+        sequence.num_dropped = kept.num_dropped
+        num_own = pool.pages_for(known) - kept.num_dropped
+        is_partial = known % pool.page_size > 0
+        shared = is_partial and not kept.copy and not pool.is_private(kept.page_ids[num_own - 1])
+        fresh = max(self._needed(sequence), kept.num_pages)
+        if kept.copy is None:
+            fresh = self._needed(sequence) - num_own + shared
+        if not self.kept.make_room(fresh, spare=session):
+            sequence.num_dropped = 0
+            return False
+        self.kept.take(session)
+        pages = list(kept.page_ids)
+        if kept.copy is not None:
+            pages = pool.allocate(kept.num_pages) or []
+            draft.back.append(PageMove(kept.copy.key, tuple(pages)))
+            self.kept.release_copy(kept.copy)
+        pool.release(pages[num_own:])
+        sequence.page_ids = pages[:num_own]
+        if shared:
+            self._copy_last(draft, sequence)
+        sequence.num_published = 0
+        self._begin(sequence, known)
+        return True
+
+    def _copy_last(self, draft: PlanDraft, sequence: Sequence) -> None:
+        """Write to a page of its own instead of the last one, which others read."""
+        [own] = self._pool.allocate(1) or []
+        last, sequence.page_ids[-1] = sequence.page_ids[-1], own
+        draft.copies.append(PageCopy(last, own))
+        self._copied.append(last)
+
+    def _begin(self, sequence: Sequence, known: int) -> None:
+        sequence.computed_len = known
+        if sequence.num_cached is None:
+            sequence.num_cached = known
 
     def publish(self, sequence: Sequence) -> None:
         """Let others find the pages that are full now; they are written before anyone reads."""
@@ -61,7 +126,7 @@ class SequencePages:
 
     def fork(self, draft: PlanDraft, source: Sequence, fork: Sequence) -> bool:
         """Share the prompt's pages but the last, which is copied before it is written to."""
-        own = self._pool.allocate(1)
+        own = self.allocate(1)
         if own is None:
             return False
         known = fork.prompt_len - 1
@@ -95,12 +160,12 @@ class SequencePages:
     def swap_in(self, draft: PlanDraft, sequence: Sequence) -> bool:
         """Take pages for the host's copy, if there are more for what is computed next."""
         # A plan without work would lose the move.
-        if self._needed(sequence) > self._pool.num_free:
+        if not self.kept.make_room(self._needed(sequence)):
             return False
         pages = self._pool.allocate(sequence.num_swapped)
         assert pages is not None
         draft.back.append(PageMove(sequence.request.request_id, tuple(pages)))
-        self.num_on_host -= sequence.num_swapped
+        self.drop_copy(sequence)
         sequence.num_swapped = sequence.num_published = 0
         sequence.page_ids = pages
         return True
@@ -110,15 +175,42 @@ class SequencePages:
         self.num_on_host -= sequence.num_swapped
         self._dropped.append(sequence.request.request_id)
 
-    def take_dropped(self) -> list[str]:
-        """Whose copies the next step is to drop."""
-        dropped, self._dropped = self._dropped, []
-        return dropped
+    def take_moves(self) -> tuple[list[PageMove], list[str]]:
+        """Pages that leave for copies of sessions, and copies to drop once all else has moved."""
+        out, unused = self.kept.take_moves()
+        dropped, self._dropped = [*self._dropped, *unused], []
+        self._pool.release(self._copied)  # to be written to by nothing before this plan's copies
+        self._copied = []
+        return out, dropped
+
+    def allocate(self, count: int) -> list[int] | None:
+        """Take free pages, those of idle sessions if need be; None if there are too few."""
+        return self._pool.allocate(count) if self.kept.make_room(count) else None
 
     def release(self, sequence: Sequence) -> None:
-        """Give all pages up."""
-        self._pool.release(sequence.page_ids)
+        """Give all pages up: to its session, unless they were copied out, or to anybody."""
+        session = sequence.request.session
+        if session and sequence.state != "swapped":
+            self._keep(session, sequence)
+        else:
+            self._pool.release(sequence.page_ids)
         sequence.page_ids = []
+
+    def _keep(self, session: str, sequence: Sequence) -> None:
+        known = min(sequence.computed_len, len(sequence.token_ids))
+        count = self._pool.pages_for(known) - sequence.num_dropped
+        self._pool.release(sequence.page_ids[count:])
+        if not known:
+            return
+        kept = Kept(
+            sequence.token_ids,
+            known,
+            sequence.num_dropped,
+            sequence.request.generation.streaming,
+            self._salt(sequence.request),
+            tuple(sequence.page_ids[:count]),
+        )
+        self.kept.put(session, kept)
 
     def _needed(self, sequence: Sequence) -> int:
         """Pages that must be there before it runs."""

@@ -16,7 +16,7 @@ def limit_pages(sequence: Sequence, pool: PagePool, rows: RowTable) -> int:
     Raises InvalidRequestError for sinks and a window that the engine has no room for.
     """
     size, all_pages = pool.page_size, pool.pages_for(sequence.max_cached_len)
-    streaming = sequence.request.generation.streaming
+    streaming = sequence.streaming
     if streaming is None:
         return all_pages
     most = min(pool.num_pages, rows.page_table.shape[1])

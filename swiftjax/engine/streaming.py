@@ -5,13 +5,15 @@ forgotten, and pages that hold nothing else are given back. Knows positions and 
 the scheduler owns pages, the model the rotation. docs/streaming.md explains the rule.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from swiftjax.engine.checks import check_int
 
 MAX_SINK = 1024
 MAX_WINDOW = 2**20
 MAX_STREAM_LEN = 2**31 - 2**20  # positions are int32, and some are computed past the last token
+# Tokens by which the next turn of a session may go back: what was computed after a stop string.
+SESSION_MARGIN = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,6 +41,10 @@ class Streaming:
     def most_pages(self, page_size: int) -> int:
         """The same with room for a chunk of a prompt that is about as long as the window."""
         return self.least_pages(page_size) + -(-self.window // page_size)
+
+    def with_margin(self) -> "Streaming":
+        """A window so much longer that a session can go back a few tokens."""
+        return replace(self, window=min(self.window + SESSION_MARGIN, MAX_WINDOW))
 
     def shared_len(self) -> int:
         """Tokens whose keys and values are those of a sequence that forgets nothing."""

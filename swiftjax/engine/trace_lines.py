@@ -112,8 +112,8 @@ class LineMaker:
             pages=dict(zip(("used", "free", "idle"), planned.pages, strict=True)),
             queue=dict(zip(("running", "waiting", "preempted"), planned.queues, strict=True)),
             preemptions=planned.num_preemptions,
-            out=[(numbers.get(move.request_id), len(move.page_ids)) for move in moves.out],
-            back=[(numbers.get(move.request_id), len(move.page_ids)) for move in moves.back],
+            out=[(numbers.get(move.key), len(move.page_ids)) for move in moves.out],
+            back=[(numbers.get(move.key), len(move.page_ids)) for move in moves.back],
             copies=len(moves.copies),
         )
 

@@ -1,7 +1,7 @@
 """Pages to pinned host memory, back, and to other pages, in chunks of a fixed size.
 
 One gather and one copy per chunk, over all layers, not one per page; as the size is fixed, nothing
-is compiled late. Host copies are kept by request id until they are taken back or dropped. Called by
+is compiled late. Host copies are kept under their keys until they are dropped. Called by
 the runner before a step.
 """
 
@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Int
 
 from swiftjax.batch import PageMoves
 from swiftjax.model.kv_cache import KVCache
+from swiftjax.model.page_copies import PageCopies
 
 PAGES_PER_CHUNK = 16
 
@@ -22,7 +23,8 @@ PAGES_PER_CHUNK = 16
 class KVSwap:
     """Moves pages of one cache; a copy that was dispatched may still be on its way."""
 
-    def __init__(self, kv_cache: KVCache) -> None:
+    def __init__(self, kv_cache: KVCache, copies: PageCopies | None = None) -> None:
+        self._copies = copies or PageCopies()
         pages = kv_cache.keys[0]
         self._num_pages = pages.shape[0]
         device = next(iter(pages.devices()))
@@ -30,10 +32,9 @@ class KVSwap:
         kind = "pinned_host" if "pinned_host" in kinds else None
         self._host = jax.sharding.SingleDeviceSharding(device, memory_kind=kind)
         self._device = jax.sharding.SingleDeviceSharding(device)
-        self._copies: dict[str, list[Array]] = {}
         ids = jax.ShapeDtypeStruct((PAGES_PER_CHUNK,), jnp.int32)
         self._gather = jax.jit(gather_pages).lower(kv_cache, ids).compile()
-        chunk = jax.eval_shape(gather_pages, kv_cache, ids)
+        self._chunk = chunk = jax.eval_shape(gather_pages, kv_cache, ids)
         scatter = jax.jit(scatter_pages, donate_argnums=0)
         self._scatter = scatter.lower(kv_cache, ids, chunk).compile()
         self._copy = jax.jit(copy_pages, donate_argnums=0).lower(kv_cache, ids, ids).compile()
@@ -41,12 +42,13 @@ class KVSwap:
     def apply(self, kv_cache: KVCache, moves: PageMoves) -> KVCache:
         """Move out, in, and page to page, then drop; the cache given is replaced by the result."""
         for move in moves.out:
-            self._copies[move.request_id] = [
+            chunks = [
                 jax.device_put(self._gather(kv_cache, ids), self._host)
                 for ids in self._chunks(move.page_ids, padding=0)
             ]
+            self._copies.put(move.key, chunks)
         for move in moves.back:
-            chunks = self._copies.pop(move.request_id)
+            chunks = self._copies.get(move.key)
             targets = self._chunks(move.page_ids, self._num_pages)
             for ids, chunk in zip(targets, chunks, strict=True):
                 kv_cache = self._scatter(kv_cache, ids, jax.device_put(chunk, self._device))
@@ -54,9 +56,30 @@ class KVSwap:
         targets = self._chunks([copy.target for copy in moves.copies], self._num_pages)
         for chunk in zip(sources, targets, strict=True):
             kv_cache = self._copy(kv_cache, *chunk)
-        for request_id in moves.drop:
-            del self._copies[request_id]
+        for key in moves.drop:
+            self._copies.drop(key)
         return kv_cache
+
+    def read_copy(self, key: str, num_pages: int) -> list[np.ndarray]:
+        """The first pages of a copy, in chunks on the host; the last one without its padding."""
+        count = -(-num_pages // PAGES_PER_CHUNK)
+        chunks = [np.asarray(chunk) for chunk in self._copies.get(key)[:count]]
+        chunks[-1] = chunks[-1][:, : num_pages - PAGES_PER_CHUNK * (count - 1)]
+        return chunks
+
+    def load_copy(self, key: str, chunks: Sequence[np.ndarray]) -> None:
+        """Keep what `read_copy` gave, here or elsewhere; raises ValueError for other arrays."""
+        whole = []
+        for chunk in chunks:
+            pools, count, *rest = chunk.shape
+            if chunk.dtype != self._chunk.dtype or (pools, PAGES_PER_CHUNK, *rest) != (
+                self._chunk.shape
+            ):
+                raise ValueError(f"{chunk.dtype}{list(chunk.shape)} is no page of this cache")
+            padded = np.zeros(self._chunk.shape, chunk.dtype)
+            padded[:, :count] = chunk
+            whole.append(jax.device_put(padded, self._host))
+        self._copies.put(key, whole)
 
     def seconds_per_page(self, kv_cache: KVCache) -> float:
         """Measure one way, device to host."""

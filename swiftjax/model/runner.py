@@ -6,7 +6,7 @@ read. Knows nothing of requests; called by the engine core.
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -26,9 +26,11 @@ from swiftjax.batch import (
     empty_edits,
 )
 from swiftjax.config import ModelConfig
+from swiftjax.model.fingerprint import fingerprint
 from swiftjax.model.kv_cache import make_kv_cache
 from swiftjax.model.kv_swap import KVSwap
 from swiftjax.model.packing import pack
+from swiftjax.model.page_copies import PageCopies
 from swiftjax.model.penalties import empty_counts
 from swiftjax.model.programs import (
     NUM_THREADS,
@@ -53,6 +55,8 @@ class ModelRunner:
         self._params = params
         self._state = state
         self._swap: KVSwap | None = None
+        self._fingerprint: str | None = None
+        self.copies = PageCopies()
         pages = state.kv_cache.keys[0]
         self._num_slots = pages.shape[0] * pages.shape[2]
         self._no_edits: dict[int, TokenEdits] = {}  # on the device, by number of rows
@@ -99,9 +103,9 @@ class ModelRunner:
 
         Compiles what has not been compiled yet.
         """
-        kv_cache, last_tokens, counts = self._state
         if moves != NO_MOVES:
-            kv_cache = self._swapper().apply(kv_cache, moves)
+            self.move(moves)
+        kv_cache, last_tokens, counts = self._state
         shape = BatchShape(
             num_tokens=len(batch.token_ids),
             num_seqs=len(batch.context_lens),
@@ -124,6 +128,26 @@ class ModelRunner:
         self._state = State(kv_cache, last_tokens, counts)
         has_top = bool(batch.sampling.num_logprobs.any())
         return DeviceTokens(tokens, top if has_top else None, self._score(batch, hidden))
+
+    def move(self, moves: PageMoves) -> None:
+        """Move pages between two steps, without waiting for it."""
+        kv_cache = self._swapper().apply(self._state.kv_cache, moves)
+        self._state = self._state._replace(kv_cache=kv_cache)
+
+    def read_copy(self, key: str, num_pages: int) -> list[np.ndarray]:
+        """The contents of pages that were moved out, on the host."""
+        return self._swapper().read_copy(key, num_pages)
+
+    def load_copy(self, key: str, chunks: Sequence[np.ndarray]) -> None:
+        """Take contents as pages that were moved out; raises ValueError if they do not fit."""
+        self._swapper().load_copy(key, chunks)
+
+    def fingerprint(self) -> str:
+        """What tells this model with these weights from any other; made on the first call."""
+        if self._fingerprint is None:
+            config = self._programs.model.config
+            self._fingerprint = fingerprint(repr(config), self._params)
+        return self._fingerprint
 
     def _edits_of(self, batch: Batch) -> TokenEdits:
         if batch.edits is not None:
@@ -155,7 +179,7 @@ class ModelRunner:
 
     def _swapper(self) -> KVSwap:
         if self._swap is None:
-            self._swap = KVSwap(self._state.kv_cache)
+            self._swap = KVSwap(self._state.kv_cache, self.copies)
         return self._swap
 
     def lower(self, shape: BatchShape) -> jax.stages.Lowered:

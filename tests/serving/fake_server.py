@@ -1,46 +1,50 @@
 """A server process over the fake engine: `python -m tests.serving.fake_server PORT`.
 
 Prints the lines that `run_server` announces, and logs JSON on stderr. With --die-after the engine
-breaks at that step; --keys is a file of API keys.
+breaks at that step; --keys is a file of API keys; --apart runs the engine in a process of its own,
+which takes --load-seconds to be ready and is started again up to --max-restarts times.
 """
 
 import argparse
 import asyncio
+import json
 import logging
 import sys
 from pathlib import Path
 
 from swiftjax.cli.json_log import write_json_lines
-from swiftjax.engine.core import EngineCore
-from swiftjax.engine.scheduler import Plan
+from swiftjax.engine.async_engine import AsyncEngine
+from swiftjax.engine.process_link import ProcessLink
+from swiftjax.engine.tokenizer import Tokenizer
+from swiftjax.serving.engine_watch import EngineWatch
 from swiftjax.serving.keys import KeyEntry, KeyRing, parse_keys
 from swiftjax.serving.listeners import Listen
 from swiftjax.serving.messages import describe_model
 from swiftjax.serving.served import Served
 from swiftjax.serving.server import run_server
+from tests.serving.fake_engine import COMMAND, break_after
 from tests.serving.harness import MODEL, make_core, make_engine
 
-
-def break_after(core: EngineCore, num_steps: int) -> None:
-    """Let the scheduler raise at a step."""
-    schedule = core.scheduler.schedule
-    counter = iter(range(num_steps))
-
-    def counted(now: float, *, in_flight: bool = False) -> Plan:
-        if next(counter, None) is None:
-            raise RuntimeError("broken on purpose")
-        return schedule(now, in_flight=in_flight)
-
-    core.scheduler.schedule = counted  # type: ignore[method-assign]
+CORE = {"delay": 0.02, "max_num_seqs": 64, "num_pages": 100_000}
+WATCH = EngineWatch()
 
 
-def load() -> Served:
-    """A warm fake engine."""
-    core = make_core(delay=0.02, max_num_seqs=64, num_pages=100_000)
+async def load() -> Served:
+    """A warm fake engine, in this process or apart."""
+    if not ARGUMENTS.apart:
+        core = make_core(**CORE)
+        if ARGUMENTS.die_after is not None:
+            break_after(core, ARGUMENTS.die_after)
+        engine = make_engine(core, watch=WATCH.take)
+        model = describe_model("bytes", MODEL, core.limits, engine.tokenizer)
+        return Served(engine, model, WATCH)
+    job: dict[str, object] = {"core": CORE, "seconds": ARGUMENTS.load_seconds}
     if ARGUMENTS.die_after is not None:
-        break_after(core, ARGUMENTS.die_after)
-    engine = make_engine(core)
-    return Served(engine, describe_model("bytes", MODEL, core.limits, engine.tokenizer))
+        job["die_after"] = ARGUMENTS.die_after
+    link, info = await ProcessLink.start(COMMAND, json.dumps(job).encode())
+    print(f"engine process {link.pid}", file=sys.stderr, flush=True)
+    engine = AsyncEngine(link, Tokenizer(info.tokenizer_files), info.limits, watch=WATCH.take)
+    return Served(engine, describe_model("bytes", info.model, info.limits, engine.tokenizer), WATCH)
 
 
 def read_keys() -> list[KeyEntry]:
@@ -54,6 +58,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("port", type=int)
     parser.add_argument("--die-after", type=int)
     parser.add_argument("--keys", type=Path)
+    parser.add_argument("--apart", action="store_true")
+    parser.add_argument("--load-seconds", type=float, default=0.0)
+    parser.add_argument("--max-restarts", type=int, default=0)
     return parser.parse_args()
 
 
@@ -66,5 +73,6 @@ if __name__ == "__main__":
         Listen(grpc_port=ARGUMENTS.port, http_port=0, keys=KeyRing(read_keys)),
         drain_seconds=20.0,
         announce=lambda line: print(line, flush=True),
+        max_restarts=ARGUMENTS.max_restarts,
     )
     sys.exit(asyncio.run(code))

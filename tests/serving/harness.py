@@ -18,7 +18,9 @@ from tokenizers import decoders, models, pre_tokenizers
 from swiftjax.config import ModelConfig, ReaderLimits
 from swiftjax.engine.async_engine import AsyncEngine, ThreadLink
 from swiftjax.engine.core import EngineCore
+from swiftjax.engine.step_meter import StepReport
 from swiftjax.engine.tokenizer import Tokenizer
+from swiftjax.memory import DeviceReport
 from swiftjax.serving.grpc_server import GrpcServer
 from swiftjax.serving.messages import describe_model
 from swiftjax.serving.proto import swiftjax_pb2 as pb
@@ -102,9 +104,16 @@ MODEL = ModelConfig(
 )
 
 
-def make_engine(core: EngineCore, readers: ReaderLimits | None = None) -> AsyncEngine:
-    """An AsyncEngine over a thread that steps this core."""
-    return AsyncEngine(ThreadLink(core), byte_tokenizer(), core.limits, readers)
+def make_engine(
+    core: EngineCore,
+    readers: ReaderLimits | None = None,
+    watch: Callable[[StepReport | None], None] | None = None,
+    devices: DeviceReport | None = None,
+) -> AsyncEngine:
+    """An AsyncEngine over a thread that steps this core; its devices say always the same."""
+    inspect = None if devices is None else (lambda: devices)
+    link = ThreadLink(core, inspect)
+    return AsyncEngine(link, byte_tokenizer(), core.limits, readers, watch)
 
 
 @dataclass

@@ -12,6 +12,7 @@ from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 from smg_grpc_proto.generated import vllm_engine_pb2_grpc as pb_grpc
 from tokenizers import Tokenizer
 
+from swiftjax.serving.gateway import vllm_service
 from swiftjax.serving.grpc_server import GrpcServer
 from tests.serving.harness import Service, status_of, until
 from tests.serving.test_cancel import run
@@ -152,6 +153,18 @@ def test_tokenizer_is_whole_and_has_the_template() -> None:
             config = json.loads(archive.read("tokenizer_config.json"))
             assert "role" in config["chat_template"] and config["eos_token"] == "<end>"
             assert json.loads(archive.read("config.json"))["eos_token_id"] == [256]
+
+    run(body, delay=0.0)
+
+
+def test_tokenizer_that_failed_once_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(service: Service) -> None:
+        request = common_pb2.GetTokenizerRequest()
+        with monkeypatch.context() as broken:
+            broken.setattr(vllm_service, "make_bundle", lambda *_: 1 / 0)
+            code, details = await status_of(stub(service).GetTokenizer(request))
+            assert code == grpc.StatusCode.INTERNAL and "division" not in details
+        assert (await status_of(stub(service).GetTokenizer(request)))[0] == grpc.StatusCode.OK
 
     run(body, delay=0.0)
 

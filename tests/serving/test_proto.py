@@ -1,40 +1,24 @@
 """The checked-in generated code is what the .proto gives, and the messages keep their promises."""
 
 import subprocess
-import sys
 from pathlib import Path
 
-import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from swiftjax.serving.proto import swiftjax_pb2 as pb
+from tests.environments import ROOT, programs_of
 
-ROOT = Path(__file__).resolve().parents[2]
 PROTO = "swiftjax/serving/proto/swiftjax.proto"
 GENERATED = ("swiftjax_pb2.py", "swiftjax_pb2.pyi", "swiftjax_pb2_grpc.py")
-# The version that `make proto` uses. It needs an older protobuf than the one installed beside us,
-# so it lives in an environment of its own, which is made once (from PyPI) and kept.
+# The version that `make proto` uses. It needs an older protobuf than the one installed beside us.
 TOOLS = "grpcio-tools==1.75.1"
-ENVIRONMENT = ROOT / ".venv-proto"
 
 
-@pytest.fixture(scope="module")
-def tools_python() -> Path:
-    python = ENVIRONMENT / "bin" / "python"
-    commands = [[sys.executable, "-m", "venv", str(ENVIRONMENT)]] if not python.exists() else []
-    commands.append([str(python), "-m", "pip", "install", "--quiet", TOOLS])
-    check = [str(python), "-c", "import grpc_tools"]
-    if commands[:-1] or subprocess.run(check, capture_output=True, check=False).returncode:
-        for command in commands:
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            assert done.returncode == 0, f"{TOOLS} cannot be installed:\n{done.stderr[-2000:]}"
-    return python
-
-
-def test_regenerating_changes_nothing(tools_python: Path, tmp_path: Path) -> None:
+def test_regenerating_changes_nothing(tmp_path: Path) -> None:
+    python = programs_of("proto", TOOLS) / "python"
     outputs = [f"--{kind}_out={tmp_path}" for kind in ("python", "pyi", "grpc_python")]
     subprocess.run(
-        [str(tools_python), "-m", "grpc_tools.protoc", "-I.", *outputs, PROTO], cwd=ROOT, check=True
+        [str(python), "-m", "grpc_tools.protoc", "-I.", *outputs, PROTO], cwd=ROOT, check=True
     )
     for name in GENERATED:
         fresh = (tmp_path / PROTO).with_name(name).read_text()

@@ -81,7 +81,7 @@ def test_p9_a_reader_at_one_token_a_second_stalls_nobody_and_is_aborted() -> Non
         await until(lambda: engine.stats().num_running == 0)
         # Its place and its pages are free while it is paused.
         assert engine.stats().num_free_pages == engine.stats().num_pages
-        runner = engine._link._core._runner  # type: ignore[attr-defined]
+        runner = engine._link._loop._core._runner  # type: ignore[attr-defined]
         before = len(runner.batches)
         config = GenerationConfig(max_new_tokens=100, ignore_eos=True)
         others = [engine.stream("b", config) for _ in range(4)]

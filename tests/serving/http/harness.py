@@ -22,6 +22,7 @@ from tests.fakes import FakeRunner
 from tests.serving.harness import MODEL, make_core, make_engine
 
 Json = dict[str, Any]
+DEMO_MODEL = "smollm2-135m"
 KEY, ADMIN_KEY = "key-of-a-user", "key-of-an-admin"
 
 
@@ -111,14 +112,13 @@ async def serving(
 ) -> AsyncIterator[HttpService]:
     """Run a server on free ports."""
     watch = EngineWatch()
-    core.add_observer(watch)
-    engine = make_engine(core, readers)
+    devices = DeviceReport(0, 0.0, (DeviceMemory("gpu:0", 3, 10), DeviceMemory("gpu:1", 4, 10)))
+    engine = make_engine(core, readers, watch.take, devices)
     keys = keys or KeyRing()
     listeners = Listeners(Listen(http_port=0, keys=keys, allowed_origins=allowed_origins))
     await listeners.start()
     model = describe_model("bytes", MODEL, core.limits, engine.tokenizer)
-    devices = DeviceReport(0, 0.0, (DeviceMemory("gpu:0", 3, 10), DeviceMemory("gpu:1", 4, 10)))
-    await listeners.open(Served(engine, model, watch, lambda: devices))
+    await listeners.open(Served(engine, model, watch))
     assert listeners.http is not None
     headers = {} if keys.is_open else {"authorization": f"Bearer {KEY}"}
     try:

@@ -11,6 +11,7 @@ from smg_grpc_proto.generated import vllm_engine_pb2
 from starlette.routing import Route
 
 from swiftjax.errors import ForbiddenError, InvalidRequestError, UnauthenticatedError
+from swiftjax.serving.caller import Caller
 from swiftjax.serving.gate import Gate
 from swiftjax.serving.http.app import OPEN_PATHS
 from swiftjax.serving.http.routes import Routes
@@ -180,4 +181,4 @@ def test_keys_are_read_again_and_bad_ones_change_nothing(tmp_path: Path) -> None
 
 def test_ring_without_keys_lets_everybody_in() -> None:
     ring = KeyRing()
-    assert ring.is_open and ring.check(None, for_admin=True) == ""
+    assert ring.is_open and ring.check(None, for_admin=True) == Caller("", True)

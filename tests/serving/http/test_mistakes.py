@@ -100,6 +100,10 @@ def test_b019_ids_outside_the_vocabulary() -> None:
         assert service.num_steps == 0
         for ids in ([VOCAB_SIZE], [-1], [2**80], ["a"]):
             await service.refused("/detokenize", {"tokens": ids})
+        twice = b'{"prompt": "a", "logit_bias": {"97": 1, "98": 2, "%b": 3}}'
+        for name in (b"97", b"\\u0039\\u0037"):
+            error = await service.refused("/v1/completions", twice % name)
+            assert error["param"] == "logit_bias" and "97 twice" in error["message"]
         good = {"prompt": "a", "logit_bias": {"97": -100}, "max_tokens": 1}
         assert (await service.post(COMPLETE, good))["choices"][0]["text"] == "b"
 

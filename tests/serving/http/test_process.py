@@ -29,18 +29,23 @@ CANARY = "canary-prompt-4711"
 class Server:
     """A running process, its addresses, and all it wrote once it has ended."""
 
-    def __init__(self, *args: object) -> None:
+    def __init__(self, *args: object, num_lines: int = 2, session: bool = False) -> None:
+        """Wait for that many lines; `session` makes it the head of a process group."""
         self.process = subprocess.Popen(
-            [*COMMAND, *map(str, args)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [*COMMAND, *map(str, args)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=session,
         )
         assert self.process.stdout is not None and self.process.stderr is not None
-        self.lines = [self.process.stdout.readline() for _ in range(2)]
-        assert all(line.startswith("serving bytes on ") for line in self.lines), self.lines
-        self.grpc, self.http = (line.split()[3] for line in self.lines)
         # A full pipe would hold the server up.
         self._errors: list[str] = []
         self._reader = threading.Thread(target=lambda: self._errors.extend(self.process.stderr))  # type: ignore[arg-type]
         self._reader.start()
+        self.lines = [self.process.stdout.readline() for _ in range(num_lines)]
+        assert all(line.startswith("serving bytes on ") for line in self.lines), self.lines
+        self.grpc, self.http = [line.split()[3] for line in self.lines] or ("", "")
 
     def client(self, key: str = "") -> httpx2.Client:
         """A client that sends this key."""
@@ -56,9 +61,9 @@ class Server:
 
 
 @contextmanager
-def running(*args: object) -> Iterator[Server]:
+def running(*args: object, num_lines: int = 2, session: bool = False) -> Iterator[Server]:
     """A server that is killed in the end."""
-    server = Server(*args)
+    server = Server(*args, num_lines=num_lines, session=session)
     try:
         yield server
     finally:

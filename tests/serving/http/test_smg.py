@@ -1,33 +1,32 @@
 """The SMG gateway, unmodified, before two of our servers: OpenAI's client in front, tokens behind.
 
-Run by `make clients`, which installs the gateway into an environment of its own.
+The gateway lives in an environment of its own. One gateway and its servers serve all tests but the
+one that kills a server.
 """
 
 import os
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx2
 import openai
 import pytest
 
+from tests.environments import programs_of
 from tests.serving.http.test_process import Server, running
 
-pytestmark = pytest.mark.clients
-
-ROOT = Path(__file__).resolve().parents[3]
-ENVIRONMENT = ROOT / ".venv-smg"
 PACKAGE = "smg>=1.13,<2"
 HI = [{"role": "user", "content": "Hi"}]
 ROUTING_KEY = "X-SMG-Routing-Key"
 NUM_IN_FLIGHT = 150
 START_SECONDS = 60
+
+Two = tuple[list[Server], openai.OpenAI]
 
 
 def free_port() -> int:
@@ -38,13 +37,8 @@ def free_port() -> int:
 
 @pytest.fixture(scope="module")
 def program() -> Path:
-    """The gateway's executable, installed once and kept."""
-    path = ENVIRONMENT / "bin" / "smg"
-    if not path.exists():
-        subprocess.run([sys.executable, "-m", "venv", str(ENVIRONMENT)], check=True)
-        pip = str(ENVIRONMENT / "bin" / "pip")
-        subprocess.run([pip, "install", "--quiet", PACKAGE], check=True)
-    return path
+    """The gateway's executable."""
+    return programs_of("smg", PACKAGE) / "smg"
 
 
 @contextmanager
@@ -81,8 +75,8 @@ def wait_for_workers(address: str, count: int) -> None:
     raise AssertionError("the gateway did not find the servers")
 
 
-@pytest.fixture
-def two(program: Path) -> Iterator[tuple[list[Server], openai.OpenAI]]:
+@contextmanager
+def two_behind(program: Path) -> Iterator[Two]:
     """Two servers behind a gateway, and OpenAI's client of that."""
     with running() as first, running() as second:
         servers = [first, second]
@@ -91,6 +85,13 @@ def two(program: Path) -> Iterator[tuple[list[Server], openai.OpenAI]]:
             openai.OpenAI(base_url=f"{address}/v1", api_key="any", max_retries=0) as client,
         ):
             yield servers, client
+
+
+@pytest.fixture(scope="module")
+def two(program: Path) -> Iterator[Two]:
+    """For tests that leave the servers as they were."""
+    with two_behind(program) as both:
+        yield both
 
 
 def num_running(server: Server) -> int:
@@ -105,7 +106,7 @@ def count_of(server: Server, name: str) -> int:
     return int(sum(float(line.split()[-1]) for line in lines if line.startswith(name)))
 
 
-def test_gateway_chats_and_streams(two: tuple[list[Server], openai.OpenAI]) -> None:
+def test_gateway_chats_and_streams(two: Two) -> None:
     _, client = two
     answer = client.chat.completions.create(model="bytes", messages=HI, max_tokens=5)  # type: ignore[arg-type]
     assert answer.choices[0].message.content == "<=>?@"
@@ -126,9 +127,7 @@ def test_gateway_chats_and_streams(two: tuple[list[Server], openai.OpenAI]) -> N
         client.chat.completions.create(model="nope", messages=HI)  # type: ignore[arg-type]
 
 
-def test_client_that_leaves_is_an_abort_in_the_engine(
-    two: tuple[list[Server], openai.OpenAI],
-) -> None:
+def test_client_that_leaves_is_an_abort_in_the_engine(two: Two) -> None:
     servers, client = two
     for _ in range(5):
         stream = client.chat.completions.create(
@@ -147,7 +146,7 @@ def test_client_that_leaves_is_an_abort_in_the_engine(
             assert time.monotonic() < deadline, "the request goes on"
 
 
-def test_one_session_stays_on_one_server(two: tuple[list[Server], openai.OpenAI]) -> None:
+def test_one_session_stays_on_one_server(two: Two) -> None:
     servers, client = two
     used: set[tuple[int, ...]] = set()
     for session in range(8):
@@ -166,10 +165,35 @@ def test_one_session_stays_on_one_server(two: tuple[list[Server], openai.OpenAI]
     assert len(used) == 2  # both servers have sessions
 
 
-def test_p6_no_answer_is_lost_when_one_of_two_servers_is_killed(
-    two: tuple[list[Server], openai.OpenAI],
-) -> None:
-    servers, client = two
+def test_p6_no_answer_is_lost_when_one_of_two_servers_is_killed(program: Path) -> None:
+    """Whole answers come from the other server; a stream that has begun ends with no reason."""
+    with two_behind(program) as (servers, client), ThreadPoolExecutor(4) as pool:
+        streams = [pool.submit(end_of_stream, client, index) for index in range(4)]
+        while min(map(num_running, servers)) < 1:
+            time.sleep(0.01)
+        kill_while_asked(servers, client)
+        ends = [stream.result() for stream in streams]
+        assert {"length", None} == set(ends), ends
+
+
+def end_of_stream(client: openai.OpenAI, session: int) -> str | None:
+    """Why a streamed answer ended; None when it broke off."""
+    reason = None
+    with suppress(openai.APIError, httpx2.TransportError):
+        for chunk in client.chat.completions.create(
+            model="bytes",
+            messages=HI,  # type: ignore[arg-type]
+            max_tokens=150,
+            stream=True,
+            extra_body={"ignore_eos": True},
+            extra_headers={ROUTING_KEY: f"session-{session}"},
+        ):
+            reason = chunk.choices[0].finish_reason or reason
+    return reason
+
+
+def kill_while_asked(servers: list[Server], client: openai.OpenAI) -> None:
+    """Kill the first server while both are at work on whole answers."""
 
     def ask(index: int) -> str | None:
         answer = client.chat.completions.create(

@@ -1,0 +1,27 @@
+"""Who made the call that runs: known where the key is checked, needed where requests are ended.
+
+A context variable, because grpc hands our handlers nothing else that could carry it.
+"""
+
+from contextvars import ContextVar
+from typing import NamedTuple
+
+
+class Caller(NamedTuple):
+    """A name that does not tell the key; empty, and an admin, where there are no keys."""
+
+    name: str = ""
+    is_admin: bool = False
+
+
+_current: ContextVar[Caller] = ContextVar("caller")
+
+
+def current_caller() -> Caller:
+    """Tell who called."""
+    return _current.get(Caller())
+
+
+def set_caller(caller: Caller) -> None:
+    """Say so for the task that handles the call."""
+    _current.set(caller)

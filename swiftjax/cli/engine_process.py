@@ -1,0 +1,84 @@
+"""The engine process of `swiftjax serve`: how it is started, and the program that it runs.
+
+Not for users: it is handed the number of a socket and talks msgpack.
+"""
+
+import logging
+import sys
+from typing import Any, NamedTuple
+
+import msgspec
+
+from swiftjax.cli.json_log import JsonFormatter, write_json_lines
+from swiftjax.cli.loading import load_core
+from swiftjax.cli.policy_file import read_policy
+from swiftjax.config import EngineConfig, ReaderLimits
+from swiftjax.engine.engine_process import BuiltEngine, run_engine_process
+from swiftjax.engine.link_messages import EngineInfo
+from swiftjax.engine.process_link import ProcessLink
+from swiftjax.quantization import Quantization
+
+COMMAND = (sys.executable, "-m", "swiftjax.cli.engine_process")
+
+
+class _Job(NamedTuple):
+    """What to build, and how to write logs meanwhile."""
+
+    config: dict[str, Any]  # without the policy
+    policy: str
+    quiet: bool
+    log_level: int
+    logs_json: bool
+
+
+async def start_engine(
+    config: EngineConfig, *, policy: str, quiet: bool
+) -> tuple[ProcessLink, EngineInfo]:
+    """Start a process that loads a model and compiles every step; it logs as this one does.
+
+    `policy` is written as on the command line and takes the place of the one in `config`, which
+    may be a function.
+    """
+    fields = {name: getattr(config, name) for name in config.__dataclass_fields__}
+    del fields["policy"]
+    job = _Job(
+        fields,
+        policy,
+        quiet,
+        logging.getLogger("swiftjax").level,
+        any(isinstance(h.formatter, JsonFormatter) for h in logging.getLogger().handlers),
+    )
+    return await ProcessLink.start(COMMAND, msgspec.msgpack.encode(job))
+
+
+def _read_config(job: _Job) -> EngineConfig:
+    fields = dict(job.config)
+    readers = msgspec.convert(fields.pop("readers"), ReaderLimits)
+    quantization = msgspec.convert(fields.pop("quantization"), Quantization | None)
+    policy = read_policy(job.policy)
+    return EngineConfig(**fields, policy=policy, readers=readers, quantization=quantization)
+
+
+def _build(data: bytes) -> BuiltEngine:
+    """Load a model and compile every step, as a job says."""
+    job = msgspec.msgpack.decode(data, type=_Job)
+    logging.getLogger("swiftjax").setLevel(job.log_level)
+    if job.logs_json:
+        write_json_lines()
+    built = load_core(_read_config(job), warm=True, quiet=job.quiet)
+    from swiftjax.model.device_report import Devices
+
+    # From here on nothing should be compiled any more, and whatever is gets counted.
+    devices = Devices()
+    info = EngineInfo(built.core.limits, built.model_config, built.tokenizer.files)
+    return BuiltEngine(built.core, info, devices.report)
+
+
+def main() -> int:
+    """Serve the front end that started this process."""
+    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    return run_engine_process(int(sys.argv[1]), _build)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

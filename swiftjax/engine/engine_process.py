@@ -1,0 +1,142 @@
+"""The engine's end of a `ProcessLink`: a process that runs one engine for one front end.
+
+The main thread builds the engine and runs its loop, a second one reads orders, a third compiles
+grammars, so that none of them holds up a step. Ends when its front end does, whatever ended that.
+Called by the programs that a front end starts; knows neither checkpoints nor jax.
+"""
+
+import ctypes
+import logging
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import NamedTuple
+
+from swiftjax.engine.core import EngineCore
+from swiftjax.engine.engine_loop import EngineLoop
+from swiftjax.engine.grammar import GrammarCompiler
+from swiftjax.engine.link_messages import (
+    Abort,
+    EngineInfo,
+    Order,
+    Pause,
+    Problem,
+    Ready,
+    Refused,
+    Resume,
+    Start,
+    Submit,
+)
+from swiftjax.engine.wire import FrameReader, Outbox
+from swiftjax.errors import SwiftJaxError
+from swiftjax.memory import DeviceReport
+
+logger = logging.getLogger(__name__)
+
+READ_BYTES = 2**18
+LAST_WORD_SECONDS = 5.0
+PR_SET_PDEATHSIG = 1
+
+
+class BuiltEngine(NamedTuple):
+    """A warm engine and what goes with it."""
+
+    core: EngineCore
+    info: EngineInfo
+    inspect: Callable[[], DeviceReport] | None = None
+
+
+def run_engine_process(file: int, build: Callable[[bytes], BuiltEngine]) -> int:
+    """Serve the front end at the other end of a socket; returns the exit code.
+
+    `build` gets what the front end sent along with `Start`. What it raises on purpose is told to
+    the front end, and so is the end of the engine.
+    """
+    _end_with_parent()
+    sock = socket.socket(fileno=file)
+    orders = _Orders(sock)
+    outbox = Outbox(sock)
+    try:
+        engine = build(orders.wait_for_start().job)
+    except SwiftJaxError as error:
+        outbox.send(Problem.of(error))
+        outbox.drain(LAST_WORD_SECONDS)
+        return 1
+    loop = EngineLoop(engine.core, outbox.send, engine.inspect)
+    orders.deliver_to(loop, engine.info)
+    outbox.send(Ready(engine.info, engine.core.stats()))
+    is_well = loop.run()
+    outbox.drain(LAST_WORD_SECONDS)
+    return 0 if is_well else 1
+
+
+def _end_with_parent() -> None:
+    """A front end that is killed takes its engine along; signals are the front end's to handle."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    if sys.platform == "linux":  # elsewhere the end of the socket is noticed between two calls
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+class _Orders:
+    """Reads orders on a thread of its own, from the start, so that a front end's end is noticed."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._start: queue.SimpleQueue[Start] = queue.SimpleQueue()
+        self._loop: EngineLoop | None = None
+        self._grammars: GrammarCompiler | None = None
+        self._compiler = ThreadPoolExecutor(1, "swiftjax-grammars")
+        self._compiling: set[str] = set()
+        threading.Thread(target=self._read, name="swiftjax-orders", daemon=True).start()
+
+    def wait_for_start(self) -> Start:
+        """Block until the front end has said what to build."""
+        return self._start.get()
+
+    def deliver_to(self, loop: EngineLoop, info: EngineInfo) -> None:
+        """Name who takes the orders; the front end sends none before it was told Ready."""
+        limits = info.limits
+        self._grammars = GrammarCompiler(
+            info.tokenizer_files.tokenizer_json, limits.vocab_size, limits.eos_token_ids
+        )
+        self._loop = loop
+
+    def _read(self) -> None:
+        try:
+            frames = FrameReader(Start | Order)
+            while data := self._socket.recv(READ_BYTES):
+                for message in frames.feed(data):
+                    self._take(message)
+        except Exception:
+            logger.exception("the engine process cannot read its orders")
+        finally:
+            os._exit(1)  # the front end is gone; what the engine still does is for nobody
+
+    def _take(self, message: Start | Order) -> None:
+        if isinstance(message, Start):
+            self._start.put(message)
+        elif self._loop is None:
+            os._exit(0)  # closed while it loads: nothing is lost
+        elif isinstance(message, Submit) and message.request.generation.constraint is not None:
+            self._compiling.add(message.request.request_id)
+            self._compiler.submit(self._compile, self._loop, message)
+        elif isinstance(message, Abort | Pause | Resume) and message.request_id in self._compiling:
+            self._compiler.submit(self._loop.put, message)  # behind its request
+        else:
+            self._loop.put(message)
+
+    def _compile(self, loop: EngineLoop, order: Submit) -> None:
+        request, constraint = order.request, order.request.generation.constraint
+        assert constraint is not None and self._grammars is not None
+        try:
+            loop.put(Submit(replace(request, grammar=self._grammars.compile(constraint))))
+        except SwiftJaxError as error:
+            loop.put(Refused(request.request_id, Problem.of(error)))
+        self._compiling.discard(request.request_id)

@@ -1,0 +1,90 @@
+"""Whose request it is: aborts do not cross keys, and turns of a fair queue go by key."""
+
+import grpc
+import pytest
+from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
+from smg_grpc_proto.generated import vllm_engine_pb2_grpc as vllm_grpc
+
+from swiftjax.engine.request import Request
+from swiftjax.serving.keys import KeyEntry
+from swiftjax.serving.proto import swiftjax_pb2 as pb
+from swiftjax.serving.proto import swiftjax_pb2_grpc as pb_grpc
+from tests.serving.harness import long_request, status_of, until
+from tests.serving.http.harness import ADMIN_KEY, KEY, HttpService, make_keys, run
+from tests.serving.test_gateway import ask
+
+OTHER_KEY = "key-of-another"
+KEYS = make_keys(KeyEntry(KEY), KeyEntry(OTHER_KEY), KeyEntry(ADMIN_KEY, True))
+
+
+def bearer(key: str) -> tuple[tuple[str, str], ...]:
+    """The metadata that sends a key."""
+    return (("authorization", f"Bearer {key}"),)
+
+
+def test_an_abort_ends_nothing_of_another_key() -> None:
+    async def body(service: HttpService) -> None:
+        async with grpc.aio.insecure_channel(service.listeners.grpc.address) as channel:
+            gateway = vllm_grpc.VllmEngineStub(channel)
+            ours = pb_grpc.GenerationServiceStub(channel)
+            request = ask("a", request_id="mine", ignore_eos=True)
+            mine = aiter(gateway.Generate(request, metadata=bearer(KEY)))
+            theirs = ours.Generate(long_request(request_id="theirs"), metadata=bearer(OTHER_KEY))
+            await anext(mine)
+            await anext(aiter(theirs))
+            for key, ids, left in ((OTHER_KEY, ["mine"], 2), (KEY, ["theirs", "mine"], 1)):
+                await gateway.Abort(vllm.AbortRequest(request_ids=ids), metadata=bearer(key))
+                num_steps = service.num_steps
+                await until(lambda past=num_steps + 3: service.num_steps >= past)
+                assert service.engine.stats().num_running == left
+            assert [r async for r in mine][-1].complete.finish_reason == "abort"
+            abort = vllm.AbortRequest(request_ids=["theirs"])
+            await gateway.Abort(abort, metadata=bearer(ADMIN_KEY))
+            await until(service.is_idle)
+
+    run(body, keys=KEYS, delay=0.005)
+
+
+def test_an_id_that_is_in_use_stays_with_whom_has_it() -> None:
+    async def body(service: HttpService) -> None:
+        async with grpc.aio.insecure_channel(service.listeners.grpc.address) as channel:
+            gateway = vllm_grpc.VllmEngineStub(channel)
+            request = ask("a", request_id="mine", ignore_eos=True)
+            mine = gateway.Generate(request, metadata=bearer(KEY))
+            await anext(aiter(mine))
+            code, _ = await status_of(gateway.Generate(request, metadata=bearer(OTHER_KEY)))
+            assert code == grpc.StatusCode.INVALID_ARGUMENT
+            abort = vllm.AbortRequest(request_ids=["mine"])
+            await gateway.Abort(abort, metadata=bearer(OTHER_KEY))
+            num_steps = service.num_steps
+            await until(lambda: service.num_steps >= num_steps + 3)
+            await gateway.Abort(abort, metadata=bearer(KEY))
+            await until(service.is_idle)
+            mine.cancel()
+
+    run(body, keys=KEYS, delay=0.005)
+
+
+def test_turns_go_by_key_unless_a_client_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(service: HttpService) -> None:
+        seen: list[Request] = []
+        submit = service.engine._link.submit
+        monkeypatch.setattr(service.engine._link, "submit", lambda r: (seen.append(r), submit(r)))
+        stop = pb.StopOptions(max_new_tokens=1)
+        async with grpc.aio.insecure_channel(service.listeners.grpc.address) as channel:
+            ours = pb_grpc.GenerationServiceStub(channel)
+            gateway = vllm_grpc.VllmEngineStub(channel)
+            for call in (
+                ours.Generate(pb.GenerateRequest(text="a", stop=stop), metadata=bearer(KEY)),
+                gateway.Generate(ask("a", max_tokens=1), metadata=bearer(KEY)),
+                ours.Generate(
+                    pb.GenerateRequest(text="a", stop=stop, client_id="b"), metadata=bearer(KEY)
+                ),
+            ):
+                assert (await status_of(call))[0] == grpc.StatusCode.OK
+        await service.post("/v1/completions", {"prompt": "a", "max_tokens": 1})
+        name = KEYS.check(f"Bearer {KEY}".encode()).name
+        assert name != "b"
+        assert sorted(r.options.client_id for r in seen) == sorted([name, name, "b", name])
+
+    run(body, keys=KEYS)
