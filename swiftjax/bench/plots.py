@@ -1,21 +1,47 @@
-"""A plot beside a result file: how near every figure comes to its limit. Needs matplotlib."""
+"""A plot beside a result file: curves, or how near figures come to limits. Needs matplotlib."""
 
 import json
 from pathlib import Path
+from typing import Any
 
 from swiftjax.errors import InvalidRequestError
 
 
-def plot_fractions(path: Path) -> Path:
-    """Draw the fractions of the limit of a result file; returns the picture's path."""
+def plot_file(path: Path) -> Path:
+    """Draw what a result file has to show; returns the picture's path."""
     try:
         import matplotlib
     except ImportError as error:
         raise InvalidRequestError("plots need matplotlib: pip install matplotlib") from error
     matplotlib.use("Agg")
+    records = json.loads(path.read_text())
+    endless = [r for r in records if "tokens_at" in r]
+    return _plot_endless(path, endless[-1]) if endless else _plot_fractions(path, records)
+
+
+def _plot_endless(path: Path, record: dict[str, Any]) -> Path:
+    """Time a token, pages and memory over the tokens generated so far."""
     from matplotlib import pyplot
 
-    records = [r for r in json.loads(path.read_text()) if "fraction_of_limit" in r]
+    figure, axes = pyplot.subplots(1, 3, figsize=(12, 3.4), layout="constrained")
+    curves = {"ms_at": "ms a token", "pages_at": "pages in use", "rss_mib_at": "RSS, MiB"}
+    for place, (name, label) in zip(axes, curves.items(), strict=True):
+        place.plot(record["tokens_at"], record[name], linewidth=1)
+        place.set_ylim(0, 1.15 * max(record[name]))
+        place.set_xlabel("tokens generated")
+        place.set_ylabel(label)
+    sizes = f"sink {record['sink']}, window {record['window']}"
+    figure.suptitle(f"{record['model']}, {record['dtype']}, {sizes}, {record['gpu']}")
+    target = path.with_suffix(".png")
+    figure.savefig(target, dpi=110)
+    pyplot.close(figure)
+    return target
+
+
+def _plot_fractions(path: Path, records: list[dict[str, Any]]) -> Path:
+    from matplotlib import pyplot
+
+    records = [r for r in records if "fraction_of_limit" in r]
     if not records:
         raise InvalidRequestError(f"{path} has no figure with a limit; nothing can be drawn")
     names = [f"{r['workload']}, {r['dtype']}\n{r['batch']} x {r['context']}" for r in records]

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from swiftjax import __version__
+from swiftjax.cli import bench_streaming as bench_streaming
 from swiftjax.cli.bench import bench
 from swiftjax.cli.chat import chat
 from swiftjax.cli.convert import convert

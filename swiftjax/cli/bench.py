@@ -247,9 +247,9 @@ def kernel_speeds(
 def plot(
     file: Annotated[Path, typer.Argument(help="A result file of another bench command.")],
 ) -> None:
-    """Draw how near each figure comes to its limit, as a picture beside the file."""
-    from swiftjax.bench.plots import plot_fractions
+    """Draw curves, or how near each figure comes to its limit, as a picture beside the file."""
+    from swiftjax.bench.plots import plot_file
 
     if not file.is_file():
         raise InvalidRequestError(f"{file} does not exist; give a result file such as latency.json")
-    typer.echo(f"written to {plot_fractions(file)}")
+    typer.echo(f"written to {plot_file(file)}")

@@ -97,3 +97,23 @@ def test_lengths_of_w3_are_drawn_in_the_agreed_order() -> None:
     assert len(prompts) == len(outputs) == 512
     assert (prompts[0], outputs[0]) == (229, 178)
     assert min(prompts) >= 64 and max(prompts) <= 512 and min(outputs) >= 64 and max(outputs) <= 256
+
+
+def test_streaming_shows_time_pages_and_memory(cli: Cli, tmp_path: Path) -> None:
+    sizes = ("--window", "60", "--tokens", "400", "--position", "900", "--steps", "8")
+    result = cli(
+        "bench", "streaming", "--model", "tiny", "--load-format", "dummy", *sizes,
+        "--answer", "20", "--turns", "2", "--max-num-batched-tokens", "64", "--out", str(tmp_path),
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    file = tmp_path / "cpu" / "streaming.json"
+    records = json.loads(file.read_text())
+    assert [(r["workload"], r["context"]) for r in records] == [
+        ("endless", 400), ("position", 64), ("position", 900),
+        ("turn", 20), ("turn, window again", 20), ("turn, each token", 20),
+    ]  # fmt: skip
+    endless = records[0]
+    assert len(endless["pages"]) <= 2 and endless["tokens_at"][-1] == 400
+    assert all(record.keys() >= FIELDS for record in records)
+    assert cli("bench", "plot", str(file)).returncode == 0
+    assert file.with_suffix(".png").stat().st_size > 1000

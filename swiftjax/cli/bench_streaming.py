@@ -1,0 +1,88 @@
+"""`swiftjax bench streaming`: endless text, a million tokens, chats with and without sessions."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from swiftjax.cli.bench import Commit, ModelOption, Out, bench
+from swiftjax.cli.bench_report import report, run_of
+from swiftjax.cli.loading import load_core
+from swiftjax.cli.options import DtypeOption, Implementation, LoadFormatOption, Quiet
+from swiftjax.config import EngineConfig
+from swiftjax.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from swiftjax.api import Engine
+    from swiftjax.bench.records import Figure
+    from swiftjax.engine.streaming import Streaming
+
+PARTS = ("endless", "position", "turns")
+
+
+@bench.command()
+def streaming(
+    model: ModelOption = "smollm2-135m",
+    load_format: LoadFormatOption = "auto",
+    part: Annotated[
+        list[str] | None, typer.Option(help="endless, position, turns; all by default.")
+    ] = None,
+    sink: Annotated[int, typer.Option(help="First tokens that stay visible.")] = 4,
+    window: Annotated[int, typer.Option(help="Last tokens that stay visible.")] = 2000,
+    tokens: Annotated[int, typer.Option(help="How many are generated: endless.")] = 100_000,
+    position: Annotated[int, typer.Option(help="How far into a text: position.")] = 1_000_000,
+    steps: Annotated[int, typer.Option(help="Tokens timed at each place: position.")] = 256,
+    answer: Annotated[
+        list[int] | None, typer.Option(help="Tokens of an answer: turns; 512 and 1024 by default.")
+    ] = None,
+    turns: Annotated[int, typer.Option(help="Turns of a chat: turns.")] = 5,
+    max_num_batched_tokens: Annotated[int, typer.Option(help="Most tokens in a step.")] = 2048,
+    dtype: DtypeOption = None,
+    implementation: Implementation = None,
+    out: Out = None,
+    commit: Commit = None,
+    quiet: Quiet = False,
+) -> None:
+    """Endless text: pages, time and memory on the way; tokens at a million; turns of a chat."""
+    parts, answers = part or list(PARTS), answer or [512, 1024]
+    if unknown := set(parts) - set(PARTS):
+        raise InvalidRequestError(
+            f"part {', '.join(sorted(unknown))} is unknown; choose from {', '.join(PARTS)}"
+        )
+    longest = sink + window + max(answers) + 256
+    config = EngineConfig(
+        model_path=model, load_format=load_format, dtype=dtype, streaming=True,
+        max_batch_size=1, max_num_batched_tokens=max_num_batched_tokens, max_model_len=longest,
+        max_total_token_num=6 * longest, implementation=implementation, prefix_cache=False,
+    )  # fmt: skip
+    built = load_core(config, warm=True, quiet=quiet)
+    from swiftjax.api import Engine
+    from swiftjax.engine.streaming import Streaming
+
+    engine, asked = Engine.from_core(built), Streaming(sink=sink, window=window)
+    run = run_of(built.model_config.dtype, model, commit, implementation)
+
+    def figures() -> "Iterator[Figure]":
+        for name in parts:
+            yield from _measure(engine, name, asked, (tokens, position, steps, answers, turns))
+
+    report(figures(), run, out, "streaming")
+
+
+def _measure(
+    engine: "Engine",
+    part: str,
+    asked: "Streaming",
+    sizes: tuple[int, int, int, list[int], int],
+) -> "Iterator[Figure]":
+    from swiftjax.bench import streaming as s
+
+    tokens, position, steps, answers, turns = sizes
+    if part == "endless":
+        yield from s.measure_endless(engine, asked, tokens)
+    elif part == "position":
+        near = asked.shared_len()
+        yield from s.measure_position(engine, asked, (near, position), steps)
+    else:
+        for length in answers:
+            yield from s.measure_turns(engine, asked, s.Turns(length, count=turns))
