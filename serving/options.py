@@ -120,7 +120,7 @@ def _write_constraint(constraint: Constraint) -> pb.Constraint:
             return pb.Constraint(json_schema=constraint.text)
         case "regex":
             return pb.Constraint(regex=constraint.text)
-        case "grammar":
+        case "grammar" | "tool_calls":
             return pb.Constraint(grammar=constraint.text)
 
 

@@ -5,6 +5,7 @@ from typing import NamedTuple
 from swiftjax.engine.async_engine import AsyncEngine
 from swiftjax.serving.engine_watch import EngineWatch
 from swiftjax.serving.proto import swiftjax_pb2 as pb
+from swiftjax.serving.tools.formats import ToolParser
 
 
 class Served(NamedTuple):
@@ -13,3 +14,4 @@ class Served(NamedTuple):
     engine: AsyncEngine
     model: pb.GetModelResponse
     watch: EngineWatch | None = None
+    tool_parser: ToolParser | None = None  # how the model writes calls, if its template hides it

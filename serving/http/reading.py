@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from swiftjax.engine.constraint import Constraint
 from swiftjax.engine.core import EngineLimits
 from swiftjax.engine.request import GenerationConfig, Prompt, RequestOptions
 from swiftjax.engine.streaming import Streaming
 from swiftjax.serving.http.bodies import ChatBody, CompletionBody, Message, Options
+from swiftjax.serving.http.constraints import read_constraint
 from swiftjax.serving.http.json_body import FieldError
+from swiftjax.serving.http.tools import ToolUse
 from swiftjax.serving.merging import MAX_ANSWERS
 from swiftjax.serving.messages import check_text
 
@@ -28,7 +29,7 @@ PREFIX_TOKENS = 64
 PREFIX_CHARS = 256
 
 _REFUSED = (
-    "audio", "moderation", "prediction", "web_search_options", "functions", "function_call", "tools"
+    "audio", "moderation", "prediction", "web_search_options", "functions", "function_call",
 )  # fmt: skip
 
 
@@ -63,15 +64,13 @@ def read_completion(body: CompletionBody, limits: EngineLimits) -> tuple[list[Pr
     return prompts, _asked(body, max_tokens, logprobs=body.logprobs, echo=bool(body.echo))
 
 
-def read_chat(body: ChatBody) -> Asked:
-    """Read everything of a chat but its messages; raises InvalidRequestError."""
+def read_chat(body: ChatBody, tools: ToolUse | None) -> Asked:
+    """Read everything of a chat but its messages and tools; raises InvalidRequestError."""
     for name in _REFUSED:
         if getattr(body, name):
             raise FieldError(f"{name} is not supported: leave it out", name)
     if body.modalities not in (None, [], ["text"]):
         raise FieldError("modalities: only text is generated", "modalities")
-    if body.tool_choice not in (None, "none", "auto"):
-        raise FieldError("tool_choice names a tool and there are none", "tool_choice")
     if body.top_logprobs is not None and not body.logprobs:
         raise FieldError("top_logprobs needs logprobs to be true", "top_logprobs")
     max_tokens = body.max_completion_tokens
@@ -81,7 +80,12 @@ def read_chat(body: ChatBody) -> Asked:
         raise FieldError("max_tokens and max_completion_tokens differ: give one", "max_tokens")
     if max_tokens == 0:
         raise FieldError("max_tokens is 0; it must be at least 1", "max_tokens")
-    return _asked(body, max_tokens, logprobs=(body.top_logprobs or 0) if body.logprobs else None)
+    return _asked(
+        body,
+        max_tokens,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        tools=tools,
+    )
 
 
 def read_messages(messages: Sequence[Message], max_model_len: int) -> list[dict[str, Any]]:
@@ -93,7 +97,7 @@ def read_messages(messages: Sequence[Message], max_model_len: int) -> list[dict[
             "messages",
         )
     turns = [_read_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
-    check_text(sum(_num_chars(turn["content"]) for turn in turns), max_model_len)
+    check_text(sum(map(_num_chars, turns)), max_model_len)
     return turns
 
 
@@ -105,14 +109,20 @@ def _read_message(message: Message, name: str) -> dict[str, Any]:
         if message.role != "assistant":
             raise FieldError(f"{name}.content is missing", "messages")
         content = ""
-    fields = {"role": message.role, "content": content, "name": message.name}
+    fields = {
+        "role": message.role,
+        "content": content,
+        "name": message.name,
+        "tool_call_id": message.tool_call_id,
+        "tool_calls": msgspec.to_builtins(message.tool_calls or None),
+    }
     return {key: value for key, value in fields.items() if value is not None}
 
 
-def _num_chars(content: str | list[dict[str, Any]]) -> int:
-    if isinstance(content, str):
-        return len(content)
-    texts = [part.get("text") for part in content]
+def _num_chars(turn: dict[str, Any]) -> int:
+    content = turn["content"]
+    texts = [content] if isinstance(content, str) else [part.get("text") for part in content]
+    texts += [call["function"]["arguments"] for call in turn.get("tool_calls", ())]
     return sum(len(text) for text in texts if isinstance(text, str))
 
 
@@ -146,7 +156,12 @@ def _read_streaming(body: Options) -> Streaming | None:
 
 
 def _asked(
-    body: Options, max_tokens: int | None, *, logprobs: int | None, echo: bool = False
+    body: Options,
+    max_tokens: int | None,
+    *,
+    logprobs: int | None,
+    echo: bool = False,
+    tools: ToolUse | None = None,
 ) -> Asked:
     if body.stream_options is not None and not body.stream:
         raise FieldError("stream_options needs stream to be true", "stream_options")
@@ -171,7 +186,7 @@ def _asked(
         include_stop_str=bool(body.include_stop_str_in_output),
         logprobs=logprobs,
         echo=echo,
-        constraint=_read_constraint(body),
+        constraint=read_constraint(body, tools and tools.constraint),
         **named,
     )
     include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
@@ -183,41 +198,6 @@ def _asked(
         time_limit=body.time_limit,
     )
     return Asked(config, bool(body.stream), include_usage, options)
-
-
-def _schema_text(schema: dict[str, Any] | bool) -> str:
-    try:
-        return msgspec.json.encode(schema).decode()
-    except RecursionError:
-        raise FieldError("the schema nests too deeply") from None
-
-
-def _read_constraint(body: Options) -> Constraint | None:
-    found = []
-    if body.response_format is not None and body.response_format.type != "text":
-        schema = body.response_format.json_schema
-        if body.response_format.type == "json_object":
-            found.append(Constraint(kind="json_object"))
-        elif schema is None:
-            raise FieldError("response_format.json_schema is missing", "response_format")
-        else:
-            found.append(Constraint(kind="json_schema", text=_schema_text(schema.schema)))
-    if (asked := body.structured_outputs) is not None:
-        if asked.json is not None:
-            found.append(Constraint(kind="json_schema", text=_schema_text(asked.json)))
-        if asked.json_object:
-            found.append(Constraint(kind="json_object"))
-        if asked.regex is not None:
-            found.append(Constraint(kind="regex", text=asked.regex))
-        if asked.grammar is not None:
-            found.append(Constraint(kind="grammar", text=asked.grammar))
-        if asked.choice is not None:
-            found.append(Constraint(kind="choice", choices=tuple(asked.choice)))
-        if not found:
-            raise FieldError("structured_outputs: set one of its fields", "structured_outputs")
-    if len(found) > 1:
-        raise FieldError("several constraints are set: an answer takes one", "structured_outputs")
-    return found[0] if found else None
 
 
 def prefix_hash(prompt: Prompt) -> str:

@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -22,7 +22,6 @@ from swiftjax.serving.http.bodies import (
     ChatBody,
     CompletionBody,
     DetokenizeBody,
-    Message,
     TokenizeBody,
 )
 from swiftjax.serving.http.errors import ErrorReply, describe
@@ -30,15 +29,11 @@ from swiftjax.serving.http.gated import Endpoint, Gated
 from swiftjax.serving.http.json_body import FieldError, read_body
 from swiftjax.serving.http.logprobs import token_text
 from swiftjax.serving.http.openapi import make_document
-from swiftjax.serving.http.reading import (
-    Asked,
-    prefix_hash,
-    read_chat,
-    read_completion,
-    read_messages,
-)
+from swiftjax.serving.http.prompts import encode, render
+from swiftjax.serving.http.reading import Asked, prefix_hash, read_chat, read_completion
 from swiftjax.serving.http.replies import JsonReply
 from swiftjax.serving.http.streams import EventStream
+from swiftjax.serving.http.tools import offer, read_tools
 from swiftjax.serving.http.writing import AnswerWriter, ChatWriter, CompletionWriter
 from swiftjax.serving.merging import merge
 from swiftjax.serving.messages import check_model, read_vocabulary_ids
@@ -86,7 +81,7 @@ class Routes:
         prompts, asked = read_completion(body, engine.limits)
         prompt_ids: list[list[int]] = []
         if asked.config.echo and asked.config.logprobs is not None:
-            prompt_ids = [await self._encode(prompt) for prompt in prompts]
+            prompt_ids = [await encode(engine.tokenizer, prompt) for prompt in prompts]
         answer_id = f"cmpl-{uuid.uuid4().hex}"
         writer = CompletionWriter(
             answer_id, model.name, engine.tokenizer, asked.config, prompts, prompt_ids
@@ -98,10 +93,12 @@ class Routes:
         body = read_body(await request.body(), ChatBody)
         engine, model = self.served[:2]
         check_model(body.model or "", model.name)
-        asked = read_chat(body)
-        ids = await self._render(body.messages, engine.limits.longest(asked.config.streaming))
+        tools = read_tools(body, engine.tokenizer, self.served.tool_parser)
+        asked = read_chat(body, tools)
+        longest = engine.limits.longest(asked.config.streaming)
+        ids = await render(engine.tokenizer, body.messages, longest, tools=tools and tools.offered)
         answer_id = f"chatcmpl-{uuid.uuid4().hex}"
-        writer = ChatWriter(answer_id, model.name, engine.tokenizer, asked.config)
+        writer = ChatWriter(answer_id, model.name, engine.tokenizer, asked.config, tools)
         return await self._generate(request, [ids], asked, answer_id, writer)
 
     async def tokenize(self, request: Request) -> Response:
@@ -115,10 +112,12 @@ class Routes:
             special = body.add_special_tokens is not False
             ids = await asyncio.to_thread(engine.tokenizer.encode, body.prompt, special)
         else:
-            ids = await self._render(
+            ids = await render(
+                engine.tokenizer,
                 body.messages or (),
                 engine.limits.max_model_len,
-                body.add_generation_prompt is not False,
+                tools=offer(body.tools or ()),
+                add_generation_prompt=body.add_generation_prompt is not False,
             )
         count = {"count": len(ids), "max_model_len": engine.limits.max_model_len}
         return JsonReply({"tokens": ids, **count})
@@ -213,21 +212,6 @@ class Routes:
         async for indexed in outputs:
             writer.add(*indexed)
         return JsonReply(writer.whole(), headers=headers)
-
-    async def _render(
-        self, messages: Sequence[Message], max_len: int, add_generation_prompt: bool = True
-    ) -> list[int]:
-        engine = self.served.engine
-        turns = read_messages(messages, max_len)
-        ids = await asyncio.to_thread(
-            engine.tokenizer.apply_chat_template, turns, add_generation_prompt=add_generation_prompt
-        )
-        return cast(list[int], ids)  # text only with tokenize=False
-
-    async def _encode(self, prompt: Prompt) -> list[int]:
-        if isinstance(prompt, str):
-            return await asyncio.to_thread(self.served.engine.tokenizer.encode, prompt)
-        return list(prompt)
 
     def _describe_error(self, error: Exception) -> ErrorReply:
         self._metrics.count_error(error, "http")

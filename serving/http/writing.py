@@ -4,11 +4,14 @@ One writer per request; it counts tokens and remembers what each choice has sent
 """
 
 import time
+import uuid
 from typing import Any
 
 from swiftjax.engine.request import FinishReason, GenerationConfig, Prompt, StreamOutput
 from swiftjax.engine.tokenizer import Tokenizer
 from swiftjax.serving.http.logprobs import Columns, shown_scores, token_list
+from swiftjax.serving.http.tools import ToolUse
+from swiftjax.serving.tools.calls import CallDelta, CallReader
 
 # OpenAI's clients know no reason but these; `swiftjax_finish_reason` beside it tells the truth.
 FINISH_REASONS: dict[FinishReason, str] = {
@@ -151,10 +154,22 @@ def _join_columns(parts: list[dict[str, list[Any]]]) -> dict[str, list[Any]]:
 
 
 class ChatWriter(AnswerWriter):
-    """POST /v1/chat/completions."""
+    """POST /v1/chat/completions. `tools` says how an answer may hold calls."""
 
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
+
+    def __init__(
+        self,
+        answer_id: str,
+        model: str,
+        tokenizer: Tokenizer,
+        config: GenerationConfig,
+        tools: ToolUse | None = None,
+    ) -> None:
+        super().__init__(answer_id, model, tokenizer, config)
+        self._tools = tools
+        self._readers: dict[int, CallReader] = {}
 
     def _deltas(self, index: int, output: StreamOutput) -> list[Json]:
         choices = []
@@ -165,22 +180,65 @@ class ChatWriter(AnswerWriter):
         if self._config.logprobs is not None and output.token_ids:
             entries = token_list(self._tokenizer, *shown_scores(output))
             scores = {"content": entries, "refusal": None} if entries else None
-        if output.text or scores:
-            choices.append(_delta(index, {"content": output.text}) | {"logprobs": scores})
+        news = self._read(index, output)
+        if news or scores:
+            choices.append(_delta(index, news or {"content": ""}) | {"logprobs": scores})
         if output.finish_reason is not None:
-            choices.append(_delta(index, {}) | _end(output))
+            end = _end(output)
+            if output.finish_reason == "stop" and self._num_calls(index):
+                end["finish_reason"] = "tool_calls"
+            choices.append(_delta(index, {}) | end)
         return choices
+
+    def _read(self, index: int, output: StreamOutput) -> Json:
+        """Contents and calls that are new."""
+        if self._tools is None:
+            return {"content": output.text} if output.text else {}
+        reader = self._readers.setdefault(index, self._tools.reader())
+        read = reader.push(output.text, is_last=output.finish_reason is not None)
+        news: Json = {"content": read.content} if read.content else {}
+        if read.calls:
+            news["tool_calls"] = [_call(call) for call in read.calls]
+        return news
+
+    def _num_calls(self, index: int) -> int:
+        return self._readers[index].num_calls if index in self._readers else 0
 
     def _join(self, index: int, parts: list[Json]) -> Json:
         end = {key: value for key, value in parts[-1].items() if key != "delta"}
-        text = "".join(part["delta"].get("content", "") for part in parts)
+        deltas = [part["delta"] for part in parts]
+        text = "".join(delta.get("content", "") for delta in deltas)
+        message = {"role": "assistant", "content": text, "refusal": None}
+        if calls := _join_calls([call for delta in deltas for call in delta.get("tool_calls", ())]):
+            message |= {"content": text or None, "tool_calls": calls}
         entries = [e for part in parts if part["logprobs"] for e in part["logprobs"]["content"]]
         asked = self._config.logprobs is not None
         return end | {
-            "message": {"role": "assistant", "content": text, "refusal": None},
+            "message": message,
             "logprobs": {"content": entries, "refusal": None} if asked else None,
         }
 
 
 def _delta(index: int, delta: Json) -> Json:
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+
+def _call(call: CallDelta) -> Json:
+    """One call as a stream tells it: who is called first, then the arguments in pieces."""
+    if call.name is None:
+        return {"index": call.index, "function": {"arguments": call.arguments}}
+    function = {"name": call.name, "arguments": call.arguments}
+    call_id = f"call_{uuid.uuid4().hex}"
+    return {"index": call.index, "id": call_id, "type": "function", "function": function}
+
+
+def _join_calls(pieces: list[Json]) -> list[Json]:
+    calls: dict[int, Json] = {}
+    for piece in pieces:
+        function = piece["function"]
+        if "id" in piece:
+            named = {"id": piece["id"], "type": "function"}
+            calls[piece["index"]] = named | {"function": dict(function)}
+        else:
+            calls[piece["index"]]["function"]["arguments"] += function["arguments"]
+    return list(calls.values())

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from swiftjax.serving.engine_watch import EngineWatch
     from swiftjax.serving.listeners import Listen
     from swiftjax.serving.served import Served
+    from swiftjax.serving.tools.formats import ToolParser
 
 
 MaxNumSeqs = Annotated[
@@ -51,6 +52,12 @@ MaxPausedSeconds = Annotated[
 ]
 LogFormat = Annotated[
     Literal["text", "json"], typer.Option(help="How log lines on stderr are written.")
+]
+ToolCallParser = Annotated[
+    Literal["hermes", "llama3_json"] | None,
+    typer.Option(
+        help="How the model writes calls of tools.", show_default="what its chat template shows"
+    ),
 ]
 DrainSeconds = Annotated[
     float, typer.Option(min=0, help="How long running calls may take after SIGTERM.")
@@ -85,6 +92,7 @@ def serve(
     page_size: opt.PageSize = None,
     implementation: opt.Implementation = None,
     chat_template: opt.ChatTemplate = None,
+    tool_call_parser: ToolCallParser = None,
     max_queue_len: MaxQueueLen = opt.ENGINE_DEFAULTS.max_queue_len,
     policy: opt.PolicyText = "fcfs",
     victim_policy: opt.VictimPolicy = None,
@@ -153,7 +161,12 @@ def serve(
     if not quiet and log.level > logging.INFO:
         log.setLevel(logging.INFO)  # what an operator wants to know of a start, in the same place
     raise typer.Exit(
-        _run(partial(_start, config, policy, quiet), listen, drain_seconds, max_restarts)
+        _run(
+            partial(_start, config, policy, tool_call_parser, quiet),
+            listen,
+            drain_seconds,
+            max_restarts,
+        )
     )
 
 
@@ -178,7 +191,13 @@ def _run(
     )
 
 
-async def _start(config: EngineConfig, policy: str, quiet: bool, watch: "EngineWatch") -> "Served":
+async def _start(
+    config: EngineConfig,
+    policy: str,
+    tool_parser: "ToolParser | None",
+    quiet: bool,
+    watch: "EngineWatch",
+) -> "Served":
     """Start an engine process and stand before it."""
     from swiftjax.cli.engine_process import start_engine
     from swiftjax.engine.async_engine import AsyncEngine
@@ -191,4 +210,5 @@ async def _start(config: EngineConfig, policy: str, quiet: bool, watch: "EngineW
     engine = AsyncEngine(link, tokenizer, info.limits, config.readers, watch.take)
     # The last part only: where the model lies on this machine is nobody's business.
     name = Path(config.model_path).name
-    return Served(engine, describe_model(name, info.model, info.limits, tokenizer), watch)
+    model = describe_model(name, info.model, info.limits, tokenizer)
+    return Served(engine, model, watch, tool_parser)

@@ -7,6 +7,7 @@ Called by `Tokenizer.apply_chat_template`; knows nothing about tokens.
 
 import json
 import os
+import re
 import selectors
 import signal
 import subprocess
@@ -19,75 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from swiftjax.engine import template_worker
+from swiftjax.engine.chat_messages import check_messages, check_text, check_tools
 from swiftjax.errors import InvalidRequestError, SwiftJaxError, UnsupportedError
 
 MAX_TEMPLATE_CHARS = 2**20
-MAX_ROLE_CHARS = 64
 # CPU time is limited in the worker. Waiting longer than this means that it hangs.
 WAIT_SECONDS = 20.0
-
-
-def check_text(text: object, name: str, max_chars: int) -> str:
-    """Return the text, or raise InvalidRequestError naming what cannot be tokenised."""
-    if not isinstance(text, str):
-        raise InvalidRequestError(f"{name} must be text, not {type(text).__name__}")
-    if len(text) > max_chars:
-        raise InvalidRequestError(
-            f"{name} has {len(text)} characters; at most {max_chars} are taken: shorten it"
-        )
-    if (place := text.find("\0")) >= 0:
-        raise InvalidRequestError(f"{name} has a NUL character at position {place}: remove it")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidRequestError(
-            f"{name} has a lone surrogate at position {error.start}: it is not valid Unicode"
-        ) from None
-    return text
-
-
-def check_messages(messages: object, max_chars: int) -> list[dict[str, str]]:
-    """Copy messages into plain texts (role, content, name); text parts are joined by newlines.
-
-    Raises InvalidRequestError naming the message and the field.
-    """
-    if isinstance(messages, str | bytes) or not isinstance(messages, Sequence) or not messages:
-        raise InvalidRequestError("messages must be a non-empty list of {role, content}")
-    checked: list[dict[str, str]] = []
-    left = max_chars
-    for index, message in enumerate(messages):
-        checked.append(_check_message(message, f"messages[{index}]", left))
-        left -= len(checked[-1]["content"])
-    return checked
-
-
-def _check_message(message: object, name: str, max_chars: int) -> dict[str, str]:
-    if not isinstance(message, Mapping):
-        raise InvalidRequestError(f"{name} must be an object with role and content")
-    fields = {key: value for key, value in message.items() if value is not None}
-    if unknown := [key for key in fields if key not in ("role", "content", "name")]:
-        raise InvalidRequestError(f"{name} has {unknown!r:.80}; known are role, content and name")
-    for key in ("role", "content"):
-        if key not in fields:
-            raise InvalidRequestError(f"{name} has no {key}")
-    fields["content"] = _join_parts(fields["content"], f"{name}.content")
-    limits = {"content": max_chars, "role": MAX_ROLE_CHARS, "name": MAX_ROLE_CHARS}
-    return {key: check_text(text, f"{name}.{key}", limits[key]) for key, text in fields.items()}
-
-
-def _join_parts(content: object, name: str) -> object:
-    if isinstance(content, str) or not isinstance(content, Sequence):
-        return content
-    texts: list[str] = []
-    for index, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, Mapping) else part
-        text = part.get("text") if isinstance(part, Mapping) else None
-        if kind != "text" or not isinstance(text, str):
-            raise InvalidRequestError(
-                f"{name}[{index}] has type {kind!r:.40}; only {{type: 'text', text}} is supported"
-            )
-        texts.append(text)
-    return "\n".join(texts)
+_TOOLS = re.compile(r"\btools\b")
 
 
 class ChatTemplate:
@@ -100,6 +39,7 @@ class ChatTemplate:
         self._worker: subprocess.Popen[bytes] | None = None
         self._stop: weakref.finalize | None = None
         self._broken: str | None = None  # found out once, then told to every caller
+        self.knows_tools = _TOOLS.search(source) is not None
 
     def check(self) -> None:
         """Compile. Raises UnsupportedError for a template that cannot be used."""
@@ -110,21 +50,23 @@ class ChatTemplate:
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         max_chars: int,
     ) -> str:
-        """Render messages of at most `max_chars` characters in all.
+        """Render messages, and the tools on offer, of at most `max_chars` characters in all.
 
         Raises UnsupportedError for a template that does not compile, InvalidRequestError for
         malformed messages, a conversation the template refuses, and a template that needs more
         than its budget.
         """
-        checked = check_messages(messages, max_chars)
+        question: dict[str, Any] = {"add_generation_prompt": add_generation_prompt}
+        if tools:
+            question["tools"] = check_tools(tools, max_chars)
+            max_chars -= len(json.dumps(question["tools"]))
+        question["messages"] = check_messages(messages, max_chars)
         with self._lock:
-            worker = self._ready_worker()
-            return self._ask(
-                worker, {"messages": checked, "add_generation_prompt": add_generation_prompt}
-            )
+            return self._ask(self._ready_worker(), question)
 
     def _ready_worker(self) -> subprocess.Popen[bytes]:
         if self._worker is not None and self._worker.poll() is None:

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 from swiftjax.engine.checks import check_count
 from swiftjax.errors import InvalidRequestError
 
-ConstraintKind = Literal["json_schema", "json_object", "regex", "grammar", "choice"]
+ConstraintKind = Literal["json_schema", "json_object", "regex", "grammar", "choice", "tool_calls"]
 
 MAX_SCHEMA_BYTES = 64 * 2**10
 MAX_REGEX_BYTES = 4 * 2**10
@@ -20,13 +20,14 @@ _MAX_BYTES = {
     "regex": MAX_REGEX_BYTES,
     "grammar": MAX_SCHEMA_BYTES,
     "choice": 0,
+    "tool_calls": MAX_SCHEMA_BYTES,
 }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Constraint:
     """The answer is a JSON value of a schema, any JSON object, a match of a regex, a sentence of a
-    grammar in Lark's notation, or one of some texts.
+    grammar in Lark's notation, one of some texts, or calls of tools (a grammar as well).
 
     `text` is the schema, the regex or the grammar. Raises InvalidRequestError for what is too
     large or empty.

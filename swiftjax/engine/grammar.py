@@ -140,7 +140,7 @@ def _to_source(constraint: Constraint) -> str:
                 # llguidance reads `a**` as `(a*)*`; elsewhere it is a mistake, and so it is here.
                 re.compile(constraint.text)
                 return LLMatcher.grammar_from_regex(constraint.text)
-            case "grammar":
+            case "grammar" | "tool_calls":
                 return LLMatcher.grammar_from_lark(constraint.text)
             case "choice":
                 texts = (json.dumps(text, ensure_ascii=False) for text in constraint.choices)

@@ -12,7 +12,8 @@ from typing import Any, Literal, NamedTuple, SupportsIndex, overload
 
 import tokenizers
 
-from swiftjax.engine.chat_template import ChatTemplate, check_text
+from swiftjax.engine.chat_messages import check_text
+from swiftjax.engine.chat_template import ChatTemplate
 from swiftjax.engine.token_bytes import read_decoder
 from swiftjax.errors import CheckpointError, InvalidRequestError
 from swiftjax.tokenizer_files import TokenizerFiles
@@ -63,6 +64,11 @@ class Tokenizer:
         self._template = None if source is None else ChatTemplate(source, _variables(files))
         if self._template is not None and chat_template is not None:
             self._template.check()
+
+    @property
+    def knows_tools(self) -> bool:
+        """Whether the chat template can tell a model of tools."""
+        return self._template is not None and self._template.knows_tools
 
     @property
     def has_chat_template(self) -> bool:
@@ -121,6 +127,7 @@ class Tokenizer:
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         tokenize: Literal[True] = True,
     ) -> list[int]: ...
@@ -129,6 +136,7 @@ class Tokenizer:
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         tokenize: Literal[False],
     ) -> str: ...
@@ -136,20 +144,25 @@ class Tokenizer:
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         tokenize: bool = True,
     ) -> list[int] | str:
-        """Render messages (`role`, `content`) into a prompt; blocks for a moment.
+        """Render messages (`role`, `content`, tool calls) into a prompt; blocks for a moment.
 
-        The template alone decides about BOS: none is added. Raises InvalidRequestError when the
-        model has no template, a message is malformed or the template refuses the conversation.
+        The template alone decides about BOS (none is added) and how `tools` are told to the model.
+        Raises InvalidRequestError when the model has no template, a message is malformed or the
+        template refuses the conversation.
         """
         if self._template is None:
             raise InvalidRequestError(
                 "the model has no chat template: send a raw prompt, or start with --chat-template"
             )
         text = self._template.render(
-            messages, add_generation_prompt=add_generation_prompt, max_chars=self.max_chars
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            max_chars=self.max_chars,
         )
         return self.encode(text, add_special_tokens=False) if tokenize else text
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from swiftjax.engine.chat_template import ChatTemplate, check_messages
+from swiftjax.engine.chat_messages import check_messages
+from swiftjax.engine.chat_template import ChatTemplate
 from swiftjax.engine.tokenizer import Tokenizer
 from swiftjax.errors import InvalidRequestError, UnsupportedError
 from tests.tiny_tokenizers import byte_level_files
@@ -60,6 +61,39 @@ def test_smollm2_template(smollm2: Tokenizer) -> None:
     )
 
 
+def call(**fields: Any) -> dict[str, Any]:
+    """An assistant's turn of one tool call."""
+    function = {"name": "get", "arguments": "{}"} | fields
+    return {"role": "assistant", "content": None, "tool_calls": [{"function": function}]}
+
+
+def test_tools_and_calls_reach_the_template() -> None:
+    """Arguments as an object, whose order is kept; a tool's answer with the id of its call."""
+    turns = [
+        *HI,
+        call(arguments='{"b": [1, "é"], "a": null}'),
+        {"role": "tool", "content": "{}", "tool_call_id": "call_1"},
+    ]
+    turns[1]["tool_calls"][0]["id"] = "call_1"
+    tools = [{"type": "function", "function": {"name": "get", "parameters": {"z": 1, "a": 2}}}]
+    template = ChatTemplate("{{ tools | tojson }}\n{{ messages[1:] | tojson }}", {})
+    first, second = template.render(turns, tools=tools, max_chars=1000).splitlines()
+    assert first == json.dumps(tools)
+    called = {
+        "type": "function",
+        "function": {"name": "get", "arguments": {"b": [1, "é"], "a": None}},
+    }
+    assert json.loads(second) == [
+        {"content": "", "role": "assistant", "tool_calls": [called | {"id": "call_1"}]},
+        {"role": "tool", "content": "{}", "tool_call_id": "call_1"},
+    ]
+    assert '"arguments": {"b"' in second
+    assert template.knows_tools and not ChatTemplate("{{ toolset }}", {}).knows_tools
+    with pytest.raises(InvalidRequestError, match=r"tools has .* characters; at most 20"):
+        template.render(HI, tools=tools, max_chars=20)
+    assert template.render(HI, max_chars=1000).startswith("null\n")
+
+
 def test_strftime_now() -> None:
     assert _render("{{ strftime_now('%Y') }}") == str(datetime.datetime.now().year)
     assert _render("{{ strftime_now is defined }}") == "True"
@@ -89,7 +123,16 @@ def test_text_parts_are_joined_by_newlines() -> None:
         ([{"role": "\ud800", "content": "a"}], "lone surrogate"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], "type 'image_url'; only"),
         ([{"role": "user", "content": ["x"]}], "only {type: 'text', text}"),
-        ([{"role": "user", "content": "", "tool_calls": [1]}], "'tool_calls'.*known are role"),
+        ([{"role": "user", "content": "", "tools": [1]}], "'tools'.*known are role"),
+        ([{"role": "assistant", "tool_calls": [1]}], r"\[0\].tool_calls\[0\] must be {id"),
+        ([{"role": "assistant", "tool_calls": "x"}], "tool_calls must be a list"),
+        ([call(arguments="[1]")], r"function.arguments must be the text of a JSON object"),
+        ([call(arguments='{"a": 1')], "must be the text of a JSON object"),
+        ([call(arguments="[" * 99)], "must be the text of a JSON object"),
+        ([call(arguments='{"a": "\\ud800"}')], "lone surrogate"),
+        ([call(arguments='{"a": "%s"}' % ("x" * 100))], "arguments has 109 characters"),
+        ([call(name="n" * 65)], "name has 65 characters"),
+        ([call(name=None)], "name must be text"),
     ],
 )
 def test_messages_that_are_refused(messages: Any, message: str) -> None:

@@ -36,7 +36,7 @@ VOCAB_SIZE = 258
 TEMPLATE = "{% for m in messages %}{{ m['role'] }}:{{ m['content'] }};{% endfor %}"
 
 
-def byte_tokenizer() -> Tokenizer:
+def byte_tokenizer(template: str = TEMPLATE) -> Tokenizer:
     """One token per byte, its id the byte's value; then END_ID and LONG_ID."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
@@ -52,7 +52,7 @@ def byte_tokenizer() -> Tokenizer:
     files = TokenizerFiles(
         tokenizer_json=json.dumps(json.loads(backend.to_str())),
         config={"eos_token": "<end>"},
-        chat_template=TEMPLATE,
+        chat_template=template,
     )
     return Tokenizer(files)
 
