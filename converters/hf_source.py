@@ -1,28 +1,33 @@
-"""A Hugging Face model directory: config.json, safetensors (one file or shards), tokenizer files.
+"""A Hugging Face model directory: config.json, weights (one file or shards), tokenizer files.
 
-With an index, only the files it names are read; other safetensors files in the directory are
-ignored. Knows nothing of models. Used by `load`.
+Weights are safetensors or, where there are none, PyTorch's .bin. With an index, only the files it
+names are read; others in the directory are ignored. Knows nothing of models. Used by `load`.
 """
 
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from swiftjax.config import DTYPES, Dtype
+from swiftjax.converters.foreign import refuse_foreign
 from swiftjax.converters.safetensors_io import StoredTensor, open_safetensors, read_tensor
 from swiftjax.converters.source import TensorInfo
+from swiftjax.converters.torch_file import open_torch
 from swiftjax.errors import CheckpointError
 from swiftjax.model.config_json import read_json_object
-from swiftjax.tokenizer_files import TokenizerFiles, read_tokenizer_files
+from swiftjax.tokenizer_files import TOKENIZER_FILES, TokenizerFiles, read_tokenizer_files
 
 CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
+INDEX_SUFFIX = ".index.json"
+# Single files in the order of preference, and what opens one.
+OPENERS = {"model.safetensors": open_safetensors, "pytorch_model.bin": open_torch}
+
+Opener = Callable[[Path], dict[str, StoredTensor]]
 
 
 class HfConfigs(NamedTuple):
@@ -35,6 +40,7 @@ class HfConfigs(NamedTuple):
 def read_configs(directory: Path) -> HfConfigs:
     """Read the two files, which say what the weights have to be."""
     if not (directory / CONFIG_FILE).exists():
+        refuse_foreign(directory)
         raise CheckpointError(_no_config(directory))
     generation: Mapping[str, Any] = {}
     if (directory / GENERATION_FILE).exists():
@@ -73,6 +79,9 @@ class HfSource:
 
     def tokenizer_files(self) -> TokenizerFiles:
         """Read tokenizer.json, tokenizer_config.json and the chat template."""
+        for name in TOKENIZER_FILES:
+            if os.path.lexists(self.path / name):
+                resolve_inside(self.path, name)
         return read_tokenizer_files(self.path)
 
 
@@ -106,27 +115,27 @@ def _no_config(directory: Path) -> str:
 
 
 def _open_weights(directory: Path) -> dict[str, StoredTensor]:
-    if (directory / INDEX_FILE).exists():
-        return _open_shards(directory, read_json_object(resolve_inside(directory, INDEX_FILE)))
-    if (directory / SINGLE_FILE).exists():
-        return open_safetensors(resolve_inside(directory, SINGLE_FILE))
-    raise CheckpointError(
-        f"{directory} holds neither {SINGLE_FILE} nor {INDEX_FILE}; only safetensors weights are "
-        "read, so convert other formats first"
-    )
+    for single, open_file in OPENERS.items():
+        if (directory / f"{single}{INDEX_SUFFIX}").exists():
+            return _open_shards(directory, f"{single}{INDEX_SUFFIX}", open_file)
+        if (directory / single).exists():
+            return open_file(resolve_inside(directory, single))
+    refuse_foreign(directory)
+    names = " nor ".join(f"{name} nor {name}{INDEX_SUFFIX}" for name in OPENERS)
+    raise CheckpointError(f"{directory} holds neither {names}: it has no weights that are read")
 
 
-def _open_shards(directory: Path, index: Mapping[str, Any]) -> dict[str, StoredTensor]:
+def _open_shards(directory: Path, index_file: str, open_file: Opener) -> dict[str, StoredTensor]:
     """Open the files an index names, and check that each tensor lies where the index says."""
-    weight_map = index.get("weight_map")
+    weight_map = read_json_object(resolve_inside(directory, index_file)).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise CheckpointError(f"{directory / INDEX_FILE} has no weight_map")
+        raise CheckpointError(f"{directory / index_file} has no weight_map")
     if bad := [file for file in weight_map.values() if not isinstance(file, str)]:
-        raise CheckpointError(f"{directory / INDEX_FILE}: {bad[0]!r:.80} is not a file name")
+        raise CheckpointError(f"{directory / index_file}: {bad[0]!r:.80} is not a file name")
     shards, problems = {}, []
     for file in sorted(set(weight_map.values())):
         try:
-            shards[file] = open_safetensors(resolve_inside(directory, file))
+            shards[file] = open_file(resolve_inside(directory, file))
         except CheckpointError as error:
             problems.append(str(error))
     stored: dict[str, StoredTensor] = {}

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from swiftjax.config import Dtype, ModelConfig
+from swiftjax.converters.foreign import refuse_foreign
 from swiftjax.converters.gguf_source import GgufSource
 from swiftjax.converters.hf_llama import (
     LoadPlan,
@@ -129,6 +130,7 @@ def _open_foreign(path: Path, dtype: Dtype | None) -> OpenCheckpoint:
 
 def _open_source(path: Path) -> tuple[CheckpointSource, ModelConfig]:
     if not path.is_dir():
+        refuse_foreign(path)
         source = GgufSource(path)
         return source, read_model_config(path, source.config, source.generation)
     configs = read_configs(path)

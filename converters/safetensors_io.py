@@ -40,16 +40,20 @@ DTYPES: dict[str, np.dtype[Any]] = {
 
 
 class StoredTensor(NamedTuple):
-    """Where a tensor lies: `offset` counts bytes from the start of the file."""
+    """Where a tensor lies: `offset` counts bytes from the start of the file.
+
+    `strides` count elements; None means C order. (Other formats have strides, safetensors never.)
+    """
 
     path: Path
     offset: int
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+    strides: tuple[int, ...] | None = None
 
     @property
     def num_bytes(self) -> int:
-        """Size in the file."""
+        """Size of the values."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     @property
@@ -75,8 +79,14 @@ def open_safetensors(path: Path) -> dict[str, StoredTensor]:
 
 def read_tensor(tensor: StoredTensor) -> np.ndarray:
     """Read one tensor's values into memory of its own."""
-    data = read_bytes(tensor.path, tensor.offset, tensor.num_bytes)
-    return data.view(tensor.dtype).reshape(tensor.shape)
+    if tensor.strides is None or tensor.num_bytes == 0:
+        data = read_bytes(tensor.path, tensor.offset, tensor.num_bytes)
+        return data.view(tensor.dtype).reshape(tensor.shape)
+    steps = [step * tensor.dtype.itemsize for step in tensor.strides]
+    reach = sum((size - 1) * step for size, step in zip(tensor.shape, steps, strict=True))
+    data = read_bytes(tensor.path, tensor.offset, reach + tensor.dtype.itemsize)
+    view = np.lib.stride_tricks.as_strided(data.view(tensor.dtype), tensor.shape, steps)
+    return view.copy()
 
 
 def read_bytes(path: Path, offset: int, size: int) -> np.ndarray:
