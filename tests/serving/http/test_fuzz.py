@@ -1,6 +1,7 @@
 """Random requests over HTTP: whatever comes in, a client's mistake is never the server's failure.
 
-Bodies are drawn from the OpenAPI document, with values at the edges and of other types mixed in.
+Bodies are drawn from the OpenAPI document, with values at the edges and of other types mixed in;
+schemathesis draws its own beside them. With those of gRPC they are 5,000 in every run.
 """
 
 import asyncio
@@ -8,16 +9,23 @@ import json
 import logging
 import os
 import random
+import re
+import subprocess
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from swiftjax.serving.http.openapi import make_document
-from tests.serving.harness import VOCAB_SIZE, make_core, until
-from tests.serving.http.harness import HttpService, error_of, serving
+from tests.environments import programs_of
+from tests.serving.harness import VOCAB_SIZE, byte_tokenizer, make_core, until
+from tests.serving.http.harness import KEY, HttpService, error_of, serving
+from tests.serving.http.test_process import running
+from tests.serving.http.test_tools import TEMPLATE as TOOLS_TEMPLATE
 from tests.serving.test_fuzz import MAX_GROWTH, TEXTS, resident_bytes
 
-COUNT = 100_000 if os.environ.get("SWIFTJAX_SOAK") == "1" else 1_500
+IS_SOAK = os.environ.get("SWIFTJAX_SOAK") == "1"
+COUNT = 100_000 if IS_SOAK else 1_900
 AT_ONCE = 20
 ALLOWED = {200, 400, 404, 429}
 DOCUMENT = make_document()
@@ -100,7 +108,29 @@ async def noise(service: HttpService, data: bytes) -> None:
         writer.close()
 
 
+@pytest.fixture(scope="module")
+def schemathesis(tmp_path_factory: pytest.TempPathFactory) -> Iterator["subprocess.Popen[str]"]:
+    """The unmodified package at work on a server process, while the other tests run."""
+    program = programs_of("schemathesis", "schemathesis>=4.32,<5") / "schemathesis"
+    folder = tmp_path_factory.mktemp("schemathesis")
+    (folder / "keys").write_text(KEY)
+    with running("--keys", folder / "keys") as server:
+        command = [program, "--no-color", "run", f"{server.http}/openapi.json", "--seed", "1"]
+        command += ["--header", f"Authorization: Bearer {KEY}", "--phases", "fuzzing"]
+        command += ["--max-examples", "1000" if IS_SOAK else "20", "--checks", "all"]
+        # A document cannot say what fields mean together.
+        command += ["--exclude-checks", "positive_data_acceptance"]
+        process = subprocess.Popen(
+            list(map(str, command)), cwd=folder, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        yield process
+        process.kill()
+        process.communicate()
+
+
 @pytest.mark.soak
+@pytest.mark.usefixtures("schemathesis")
 def test_p1_random_requests_never_make_the_server_fail(caplog: pytest.LogCaptureFixture) -> None:
     rng = random.Random(2026)
     seen: dict[int, int] = {}
@@ -116,6 +146,7 @@ def test_p1_random_requests_never_make_the_server_fail(caplog: pytest.LogCapture
 
     async def main() -> None:
         async with serving(make_core(max_model_len=64, max_queue_len=200)) as service:
+            service.engine.tokenizer = byte_tokenizer(TOOLS_TEMPLATE)
             before = 0
             for start in range(0, COUNT, COUNT // 10):
                 requests = [random_request(rng) for _ in range(COUNT // 10)]
@@ -167,3 +198,12 @@ def test_p1_noise_on_the_port(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         asyncio.run(main())
     assert not caplog.records
+
+
+@pytest.mark.soak
+def test_p1_schemathesis_finds_nothing(schemathesis: "subprocess.Popen[str]") -> None:
+    """No answer of 5xx, none that the document does not describe, none without a key."""
+    printed, _ = schemathesis.communicate(timeout=3600)
+    assert schemathesis.returncode == 0, printed[-3000:]
+    found = re.search(r"(\d+) generated, (\d+) passed", printed)
+    assert found is not None and int(found[2]) >= 100, printed
