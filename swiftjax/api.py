@@ -29,8 +29,8 @@ from swiftjax.engine.request import (
     StepOutput,
     resolve_request,
 )
-from swiftjax.engine.session import SessionText, Turn
-from swiftjax.engine.session_file import read_session
+from swiftjax.engine.session import SessionText, Turn, new_session_id
+from swiftjax.engine.session_file import load_session
 from swiftjax.engine.streaming import Streaming
 from swiftjax.engine.whole_answer import WholeAnswer
 from swiftjax.errors import InvalidRequestError, NotFoundError, SwiftJaxError
@@ -52,7 +52,13 @@ def start_async_engine(
     if warm_up:
         built.warm_up()
     core = built.core
-    return AsyncEngine(ThreadLink(core), built.tokenizer, core.limits, config.readers)
+    return AsyncEngine(
+        ThreadLink(core),
+        built.tokenizer,
+        core.limits,
+        config.readers,
+        session_limits=config.sessions,
+    )
 
 
 class Engine:
@@ -192,36 +198,42 @@ class Engine:
 
         Raises InvalidRequestError, naming the file, if it was altered or is of another model.
         """
-        saved = read_session(Path(path))
-        text = SessionText(
-            self._core.limits,
-            streaming=saved.streaming,
-            seed=saved.seed,
-            options=saved.options,
-            token_ids=saved.token_ids,
-        )
-        session = self._session(text)
-        session.load(Path(path), saved)
-        return session
+        session_id, pages = new_session_id(), self._core.sessions
+        state = load_session(pages, session_id, Path(path))
+        try:
+            return self._session(SessionText.of(self._core.limits, session_id, state))
+        except InvalidRequestError:
+            pages.close(session_id)
+            raise
 
     def _session(self, text: SessionText) -> Session:
         return Session(text, self.tokenizer, self._core.sessions, self._answer_turn)
 
     def _answer_turn(self, text: SessionText, config: GenerationConfig) -> RequestOutput:
         turn = Turn(text, self._resolve(text.token_ids, config, text.options))
-        request_id = self._submit(turn.request, turn.request.prompt_token_ids)
-        turn.begin()
+        request_id = turn.request.request_id
+        try:
+            self._submit(turn.request, turn.request.prompt_token_ids)
+        except SwiftJaxError:
+            turn.fall_silent()
+            turn.read()
+            raise
         self._turns[request_id] = turn
         try:
-            while text.is_busy:
-                self.step()
+            self._step_until(lambda: request_id in self._completed)
+            turn.read(len(self._completed[request_id].token_ids))
         except BaseException:
             self._core.abort(request_id)
-            while text.is_busy:
-                self.step()
-            del self._completed[request_id]
+            turn.read()
             raise
-        return self._completed.pop(request_id)
+        finally:
+            self._step_until(lambda: not text.is_busy)
+            answer = self._completed.pop(request_id)
+        return answer
+
+    def _step_until(self, is_done: Callable[[], bool]) -> None:
+        while not is_done():
+            self.step()
 
     def step(self) -> list[StepOutput]:
         """Compute one token for every running request; returns what each got."""

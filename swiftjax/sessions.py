@@ -11,7 +11,7 @@ from types import TracebackType
 from swiftjax.engine.chat_turns import Messages, read_content
 from swiftjax.engine.request import GenerationConfig, Prompt, RequestOutput
 from swiftjax.engine.session import SessionText
-from swiftjax.engine.session_file import SavedSession, write_session
+from swiftjax.engine.session_file import save_session
 from swiftjax.engine.session_pages import SessionPages
 from swiftjax.engine.tokenizer import Tokenizer
 from swiftjax.errors import InvalidRequestError
@@ -30,14 +30,6 @@ class Session:
         self._pages = pages
         self._answer = answer
         self._is_open = True
-
-    def load(self, path: Path, saved: SavedSession) -> None:
-        """Take over saved pages; raises InvalidRequestError, naming the file, for another model."""
-        text = self._text
-        try:
-            self._pages.load(text.session_id, saved.pages, text.token_ids, text.streaming)
-        except InvalidRequestError as error:
-            raise InvalidRequestError(f"{path}: {error}") from error
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -77,11 +69,7 @@ class Session:
         Raises InvalidRequestError where it cannot be written; what was there then stays.
         """
         self._check_open()
-        text = self._text
-        text.check_idle()
-        pages = self._pages.save(text.session_id, text.token_ids)
-        saved = SavedSession(tuple(text.token_ids), text.seed, text.streaming, text.options, pages)
-        write_session(Path(path), saved)
+        save_session(self._pages, self._text.session_id, self._text.state(), Path(path))
 
     def close(self) -> None:
         """Give up the pages; the session takes nothing any more."""

@@ -207,7 +207,7 @@ async def _start(
 
     link, info = await start_engine(config, policy=policy, quiet=quiet)
     tokenizer = Tokenizer(info.tokenizer_files)
-    engine = AsyncEngine(link, tokenizer, info.limits, config.readers, watch.take)
+    engine = AsyncEngine(link, tokenizer, info.limits, config.readers, watch.take, config.sessions)
     # The last part only: where the model lies on this machine is nobody's business.
     name = Path(config.model_path).name
     model = describe_model(name, info.model, info.limits, tokenizer)

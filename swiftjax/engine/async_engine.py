@@ -9,9 +9,12 @@ import secrets
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import replace
 
-from swiftjax.config import ReaderLimits
+from swiftjax.config import ReaderLimits, SessionLimits
 from swiftjax.engine.answers import AnswerStream
+from swiftjax.engine.async_sessions import AsyncSession, AsyncSessions
 from swiftjax.engine.core import CoreStats, EngineLimits
 from swiftjax.engine.engine_link import EngineLink
 from swiftjax.engine.engine_link import ThreadLink as ThreadLink
@@ -26,9 +29,15 @@ from swiftjax.engine.request import (
     StreamOutput,
     resolve_request,
 )
+from swiftjax.engine.session import Turn
 from swiftjax.engine.step_meter import StepReport
 from swiftjax.engine.tokenizer import Tokenizer
-from swiftjax.errors import DeadlineError, EngineDeadError, InvalidRequestError
+from swiftjax.errors import (
+    DeadlineError,
+    EngineDeadError,
+    InvalidRequestError,
+    SwiftJaxError,
+)
 from swiftjax.memory import DeviceReport
 
 
@@ -45,8 +54,12 @@ class AsyncEngine:
         limits: EngineLimits,
         reader_limits: ReaderLimits | None = None,
         watch: Callable[[StepReport | None], None] | None = None,
+        session_limits: SessionLimits | None = None,
     ) -> None:
-        """`watch` is called whenever the engine tells something, perhaps with measurements."""
+        """`watch` is called whenever the engine tells something, perhaps with measurements.
+
+        Conversations are opened and found by `sessions`.
+        """
         self.tokenizer = tokenizer
         self.limits = limits
         self._reader_limits = reader_limits or ReaderLimits()
@@ -54,6 +67,14 @@ class AsyncEngine:
         self._watch = watch
         self._grammars = GrammarCompiler(
             tokenizer.files.tokenizer_json, limits.vocab_size, limits.eos_token_ids
+        )
+        self.sessions = AsyncSessions(
+            link,
+            tokenizer,
+            limits,
+            session_limits or SessionLimits(),
+            answer=self._answer_turn,
+            check=self._check_alive,
         )
         self._loop: asyncio.AbstractEventLoop | None = None
         # An entry lives exactly as long as the engine may still speak of its request.
@@ -84,9 +105,50 @@ class AsyncEngine:
         if config.constraint is not None:
             grammar = await asyncio.to_thread(self._grammars.compile, config.constraint)
         request = self._resolve(request_id, prompt, config, options, arrival, timeout, grammar)
-        mailbox = self._submit(request)
+        answers = self._read(AnswerStream(request, self.tokenizer, text), request, timeout)
+        async with aclosing(answers):
+            async for output in answers:
+                yield output
+
+    async def _answer_turn(
+        self,
+        session: AsyncSession,
+        config: GenerationConfig,
+        options: RequestOptions,
+        request_id: str | None,
+        timeout: float | None,
+    ) -> AsyncGenerator[StreamOutput, None]:
+        """Stream the answer to the text of a session, which gets it all in the end."""
+        arrival, ids = time.monotonic(), session.text.token_ids
+        options = replace(options, cache_salt=session.text.options.cache_salt)
+        grammar = None
+        if config.constraint is not None:
+            grammar = await asyncio.to_thread(self._grammars.compile, config.constraint)
+        request = self._resolve(request_id, ids, config, options, arrival, timeout, grammar)
+        session.text.check_idle()  # nobody else came first while the grammar was compiled
+        turn = Turn(session.text, request, session.end)
+        session.begin(turn)
+        answer, num_tokens = AnswerStream(turn.request, self.tokenizer, None), 0
+        answers = self._read(answer, turn.request, timeout, turn)
         try:
-            answer = AnswerStream(request, self.tokenizer, text)
+            async for output in answers:
+                num_tokens = output.num_output_tokens
+                yield output
+        finally:
+            await answers.aclose()
+            turn.read(num_tokens if answer.is_done else None)
+
+    async def _read(
+        self,
+        answer: AnswerStream,
+        request: Request,
+        timeout: float | None,
+        turn: Turn | None = None,
+    ) -> AsyncGenerator[StreamOutput, None]:
+        """Submit a request and yield what comes until its answer is whole; abort what is left."""
+        config, options = request.generation, request.options
+        mailbox = self._submit(request, turn)
+        try:
             while not answer.is_done:
                 for output in answer.merge(await mailbox.take()):
                     if output.finish_reason == "time_limit" and _comes_first(timeout, options):
@@ -169,18 +231,29 @@ class AsyncEngine:
             grammar=grammar,
         )
 
-    def _submit(self, request: Request) -> Mailbox:
+    def _submit(self, request: Request, turn: Turn | None) -> Mailbox:
+        try:
+            self._check_new(request)
+        except SwiftJaxError:
+            if turn is not None:
+                turn.fall_silent()
+            raise
+        mailbox = Mailbox(request, self._link, self._reader_limits, turn)
+        self._mailboxes[request.request_id] = mailbox
+        self._link.submit(request)
+        return mailbox
+
+    def _check_alive(self) -> None:
         self._bind_to_running_loop()
         if not self._link.is_alive:
             raise EngineDeadError("the engine has ended; restart it")
+
+    def _check_new(self, request: Request) -> None:
+        self._check_alive()
         if request.request_id in self._mailboxes:
             raise InvalidRequestError(
                 f"request_id {request.request_id!r:.80} is in use; choose another or leave it out"
             )
-        mailbox = Mailbox(request, self._link, self._reader_limits)
-        self._mailboxes[request.request_id] = mailbox
-        self._link.submit(request)
-        return mailbox
 
     def _receive(self, news: News) -> None:
         if self._watch is not None:
@@ -194,11 +267,14 @@ class AsyncEngine:
                 mailbox.put(output)
                 if mailbox.engine_is_done:
                     del self._mailboxes[output.request_id]
+        for done in news.sessions:
+            self.sessions.take(done)
         if news.ended is not None:
             error = EngineDeadError(f"the engine has ended ({news.ended}); try again later")
             for mailbox in self._mailboxes.values():
                 mailbox.fail(error)
             self._mailboxes.clear()
+            self.sessions.fail(error)
             self._ended.set()
 
 

@@ -18,6 +18,7 @@ from swiftjax.engine.link_messages import (
     News,
     Pause,
     Resume,
+    SessionOrder,
     Submit,
 )
 from swiftjax.engine.request import Request
@@ -57,6 +58,10 @@ class EngineLink(Protocol):
 
     def forget_prefixes(self) -> None:
         """Drop every cached prompt prefix before the next step."""
+        ...
+
+    def order_session(self, order: SessionOrder) -> None:
+        """Queue what is to be done to a session; save and load are answered by `SessionDone`."""
         ...
 
     def stats(self) -> CoreStats:
@@ -115,6 +120,10 @@ class ThreadLink:
     def forget_prefixes(self) -> None:
         """Queue it for the engine thread."""
         self._loop.put(ForgetPrefixes())
+
+    def order_session(self, order: SessionOrder) -> None:
+        """Queue it for the engine thread."""
+        self._loop.put(order)
 
     def stats(self) -> CoreStats:
         """Give the counts that the engine thread published after its last step."""

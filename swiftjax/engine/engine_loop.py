@@ -23,9 +23,11 @@ from swiftjax.engine.link_messages import (
     Problem,
     Refused,
     Resume,
+    SessionOrder,
     Submit,
 )
 from swiftjax.engine.request import StepOutput
+from swiftjax.engine.session_orders import obey_session
 from swiftjax.engine.step_meter import StepMeter
 from swiftjax.errors import SwiftJaxError
 from swiftjax.memory import DeviceReport
@@ -77,7 +79,10 @@ class EngineLoop:
         for order in self._next_orders():
             if isinstance(order, Close):
                 return False
-            if (refusal := self._obey(order)) is not None:
+            if isinstance(order, SessionOrder):
+                if (done := obey_session(self._core.sessions, order)) is not None:
+                    self._emit(News(self._last_stats, sessions=[done]))
+            elif (refusal := self._obey(order)) is not None:
                 refused.append(refusal)
         self._tell(self._core.step() if self._core.has_work else [], refused)
         return True

@@ -12,6 +12,7 @@ from swiftjax import errors
 from swiftjax.config import ModelConfig
 from swiftjax.engine.core import CoreStats, EngineLimits
 from swiftjax.engine.request import Request, StepOutput
+from swiftjax.engine.session_file import SessionState
 from swiftjax.engine.step_meter import StepReport
 from swiftjax.errors import SwiftJaxError
 from swiftjax.memory import DeviceReport
@@ -28,6 +29,23 @@ class EngineInfo(NamedTuple):
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Whatever crosses; its class travels along as a name."""
+
+
+class Problem(Message, frozen=True):
+    """An error that was raised on purpose, by its name in `errors.py`."""
+
+    kind: str
+    text: str
+
+    @classmethod
+    def of(cls, error: SwiftJaxError) -> "Problem":
+        """Write an error."""
+        return cls(type(error).__name__, str(error))
+
+    def error(self) -> SwiftJaxError:
+        """Read it."""
+        kind = getattr(errors, self.kind, SwiftJaxError)
+        return kind(self.text)
 
 
 class Start(Message, frozen=True):
@@ -65,25 +83,44 @@ class ForgetPrefixes(Message, frozen=True):
     """No prompt is to start from cached pages that there are now."""
 
 
+class CloseSession(Message, frozen=True):
+    """A session keeps nothing from now on."""
+
+    session: str
+
+
+class ForkSession(Message, frozen=True):
+    """Another session starts from what one keeps."""
+
+    session: str
+    fork: str
+
+
+class SaveSession(Message, frozen=True):
+    """A session is to be written to a file; answered by one `SessionDone`."""
+
+    session: str
+    path: str
+    state: SessionState
+
+
+class LoadSession(Message, frozen=True):
+    """A file is to be read into a new session; answered by one `SessionDone`."""
+
+    session: str
+    path: str
+
+
+class SessionDone(Message, frozen=True):
+    """A session was saved, or loaded: then this is what it is; or neither."""
+
+    session: str
+    state: SessionState | None = None
+    problem: Problem | None = None
+
+
 class Close(Message, frozen=True):
     """The engine is to end after its step."""
-
-
-class Problem(Message, frozen=True):
-    """An error that was raised on purpose, by its name in `errors.py`."""
-
-    kind: str
-    text: str
-
-    @classmethod
-    def of(cls, error: SwiftJaxError) -> "Problem":
-        """Write an error."""
-        return cls(type(error).__name__, str(error))
-
-    def error(self) -> SwiftJaxError:
-        """Read it."""
-        kind = getattr(errors, self.kind, SwiftJaxError)
-        return kind(self.text)
 
 
 class Refused(Message, frozen=True):
@@ -102,6 +139,7 @@ class News(Message, frozen=True):
     report: StepReport | None = None
     devices: DeviceReport | None = None  # now and then
     ended: str | None = None
+    sessions: list[SessionDone] = []
 
 
 class Ready(Message, frozen=True):
@@ -111,5 +149,6 @@ class Ready(Message, frozen=True):
     stats: CoreStats
 
 
-Order = Submit | Abort | Pause | Resume | ForgetPrefixes | Close
+SessionOrder = CloseSession | ForkSession | SaveSession | LoadSession
+Order = Submit | Abort | Pause | Resume | ForgetPrefixes | SessionOrder | Close
 Tidings = Ready | Problem | News  # what a process sends; a Problem, when it cannot be ready

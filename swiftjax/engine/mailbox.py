@@ -11,6 +11,7 @@ import time
 from swiftjax.config import ReaderLimits
 from swiftjax.engine.engine_link import EngineLink
 from swiftjax.engine.request import Request, StepOutput
+from swiftjax.engine.session import Turn
 from swiftjax.errors import SwiftJaxError
 
 logger = logging.getLogger(__name__)
@@ -19,7 +20,11 @@ logger = logging.getLogger(__name__)
 class Mailbox:
     """The unread outputs of one request."""
 
-    def __init__(self, request: Request, link: EngineLink, limits: ReaderLimits) -> None:
+    def __init__(
+        self, request: Request, link: EngineLink, limits: ReaderLimits, turn: Turn | None = None
+    ) -> None:
+        """`turn` is told what the engine says whether or not anybody reads it."""
+        self._turn = turn
         self._request_id = request.request_id
         self._num_open = request.generation.n  # choices of which the engine may still speak
         self._link = link
@@ -40,6 +45,8 @@ class Mailbox:
     def put(self, output: StepOutput) -> None:
         """Take what the engine says; pause the request when that gets too much."""
         self._num_open -= output.finish_reason is not None
+        if self._turn is not None:
+            self._turn.record(output)
         self._put(output)
         behind = self._num_unread > self._limits.max_unread_tokens
         if self.engine_is_done:
@@ -53,6 +60,8 @@ class Mailbox:
     def fail(self, error: SwiftJaxError) -> None:
         """Let the reader raise this; nothing else will come."""
         self._num_open = 0
+        if self._turn is not None:
+            self._turn.fall_silent()
         self._end_pause()
         self._error = error
         self._arrived.set()

@@ -26,6 +26,7 @@ from swiftjax.engine.link_messages import (
     Problem,
     Ready,
     Resume,
+    SessionOrder,
     Start,
     Submit,
     Tidings,
@@ -117,6 +118,10 @@ class ProcessLink(asyncio.Protocol):
     def forget_prefixes(self) -> None:
         """Send it."""
         self._send(ForgetPrefixes())
+
+    def order_session(self, order: SessionOrder) -> None:
+        """Send it; files are read and written by the process."""
+        self._send(order)
 
     def stats(self) -> CoreStats:
         """Give the counts that came with the last news."""

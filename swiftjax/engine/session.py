@@ -5,6 +5,7 @@ tokens, no pages and no engine. Used by the blocking and the asynchronous sessio
 """
 
 import secrets
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 
@@ -13,8 +14,14 @@ from swiftjax.engine.core import EngineLimits
 from swiftjax.engine.generation import GenerationConfig
 from swiftjax.engine.request import Request, StepOutput
 from swiftjax.engine.request_options import NO_OPTIONS, RequestOptions
+from swiftjax.engine.session_file import SessionState
 from swiftjax.engine.streaming import Streaming
 from swiftjax.errors import InvalidRequestError
+
+
+def new_session_id() -> str:
+    """An id that nobody can guess."""
+    return f"session-{secrets.token_hex(16)}"
 
 
 class SessionText:
@@ -35,7 +42,7 @@ class SessionText:
         if seed is not None:
             check_int("seed", seed, 0, 2**64 - 1)
         check_label("session id", session_id)
-        self.session_id = session_id or f"session-{secrets.token_hex(16)}"
+        self.session_id = session_id or new_session_id()
         self.streaming = streaming
         self.seed = secrets.randbits(64) if seed is None else seed
         self.options = options
@@ -43,6 +50,16 @@ class SessionText:
         self.is_busy = False
         self._limits = limits
         self.append(token_ids)
+
+    @classmethod
+    def of(cls, limits: EngineLimits, session_id: str, state: SessionState) -> "SessionText":
+        """Go on with what was saved."""
+        return cls(limits, session_id=session_id, **state._asdict())
+
+    def state(self) -> SessionState:
+        """What there is to save."""
+        self.check_idle()
+        return SessionState(tuple(self.token_ids), self.seed, self.streaming, self.options)
 
     def append(self, token_ids: SequenceOf[int]) -> None:
         """Add to the text; raises InvalidRequestError for ids that are none or too many."""
@@ -100,30 +117,49 @@ class SessionText:
 
 
 class Turn:
-    """One answer on its way into the text of its session."""
+    """One answer on its way into the text of its session.
 
-    def __init__(self, text: SessionText, request: Request) -> None:
+    It is over when the engine has said its last word and its reader has read his.
+    """
+
+    def __init__(
+        self, text: SessionText, request: Request, on_end: Callable[[], None] = lambda: None
+    ) -> None:
         self.request = replace(request, session=text.session_id)
+        self.is_read = False
         self._text = text
+        self._on_end = on_end
         self._limit: int | None = None
         self._start = len(text.token_ids)
-
-    def begin(self) -> None:
-        """The engine took the request."""
-        self._text.is_busy = True
+        self._engine_is_done = False
+        text.is_busy = True
 
     def record(self, output: StepOutput) -> None:
         """Take what the engine says, to its last word."""
         self._text.token_ids += output.token_ids
         if output.finish_reason is not None:
-            self.end()
+            self.fall_silent()
 
-    def limit(self, num_tokens: int) -> None:
-        """The answer has ended behind so many tokens, though the engine may go on for a while."""
-        self._limit = self._start + num_tokens
-
-    def end(self) -> None:
+    def fall_silent(self) -> None:
         """The engine will say no more."""
+        self._engine_is_done = True
+        self._end()
+
+    def read(self, num_tokens: int | None = None) -> None:
+        """The reader is done: with the whole answer of so many tokens, or with less (None).
+
+        Behind a stop string the engine may have gone on for a while; what it made there is no part
+        of the text. An answer that was not read to its end is, as far as it was made.
+        """
+        self.is_read = True
+        if num_tokens is not None:
+            self._limit = self._start + num_tokens
+        self._end()
+
+    def _end(self) -> None:
+        if not (self.is_read and self._engine_is_done):
+            return
         if self._limit is not None:
             del self._text.token_ids[self._limit :]
         self._text.is_busy = False
+        self._on_end()

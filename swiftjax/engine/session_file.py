@@ -20,7 +20,7 @@ import ml_dtypes
 import numpy as np
 
 from swiftjax.engine.request_options import RequestOptions
-from swiftjax.engine.session_pages import SavedPages
+from swiftjax.engine.session_pages import SavedPages, SessionPages
 from swiftjax.engine.streaming import Streaming
 from swiftjax.errors import InvalidRequestError
 
@@ -29,14 +29,38 @@ _MAX_HEADER = 2**24
 _LENGTH = struct.Struct("<Q")
 
 
-class SavedSession(NamedTuple):
-    """All that another process needs to go on."""
+class SessionState(NamedTuple):
+    """What a session is, but for its pages."""
 
     token_ids: tuple[int, ...]
     seed: int
     streaming: Streaming | None
     options: RequestOptions
+
+
+class SavedSession(NamedTuple):
+    """All that another process needs to go on."""
+
+    state: SessionState
     pages: SavedPages
+
+
+def save_session(pages: SessionPages, session_id: str, state: SessionState, path: Path) -> None:
+    """Write a session with what it keeps; raises InvalidRequestError as `write_session`."""
+    write_session(path, SavedSession(state, pages.save(session_id, state.token_ids)))
+
+
+def load_session(pages: SessionPages, session_id: str, path: Path) -> SessionState:
+    """Read a file and keep its pages for a session.
+
+    Raises InvalidRequestError, naming the file, if it was altered or is of another model.
+    """
+    state, saved = read_session(path)
+    try:
+        pages.load(session_id, saved, state.token_ids, state.streaming)
+    except InvalidRequestError as error:
+        raise InvalidRequestError(f"{path}: {error}") from error
+    return state
 
 
 def write_session(path: Path, session: SavedSession) -> None:
@@ -83,19 +107,19 @@ def read_session(path: Path) -> SavedSession:
 
 
 def _parts(session: SavedSession) -> Iterable[bytes]:
-    pages = session.pages._asdict()
+    state, pages = session.state, session.pages._asdict()
     chunks = pages.pop("chunks")
     header = {
-        "num_tokens": len(session.token_ids),
-        "seed": session.seed,
-        "streaming": None if session.streaming is None else asdict(session.streaming),
-        "options": asdict(session.options),
+        "num_tokens": len(state.token_ids),
+        "seed": state.seed,
+        "streaming": None if state.streaming is None else asdict(state.streaming),
+        "options": asdict(state.options),
         "pages": pages,
         "chunks": [{"dtype": chunk.dtype.name, "shape": chunk.shape} for chunk in chunks],
     }
     text = json.dumps(header).encode()
     yield _MAGIC + _LENGTH.pack(len(text)) + text
-    yield np.asarray(session.token_ids, "<i8").tobytes()
+    yield np.asarray(state.token_ids, "<i8").tobytes()
     for chunk in chunks:
         yield chunk.tobytes()
 
@@ -120,13 +144,13 @@ def _parse(body: memoryview) -> SavedSession:
     if offset != len(body):
         raise ValueError(f"{len(body) - offset} bytes too many")
     streaming = header["streaming"]
-    return SavedSession(
+    state = SessionState(
         token_ids=tuple(token_ids.tolist()),
         seed=header["seed"],
         streaming=None if streaming is None else Streaming(**streaming),
         options=RequestOptions(**header["options"]),
-        pages=SavedPages(**header["pages"], chunks=chunks),
     )
+    return SavedSession(state, SavedPages(**header["pages"], chunks=chunks))
 
 
 def _dtype(name: str) -> np.dtype[Any]:

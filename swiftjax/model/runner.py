@@ -145,8 +145,8 @@ class ModelRunner:
     def fingerprint(self) -> str:
         """What tells this model with these weights from any other; made on the first call."""
         if self._fingerprint is None:
-            config = self._programs.model.config
-            self._fingerprint = fingerprint(repr(config), self._params)
+            model = self._programs.model
+            self._fingerprint = fingerprint(repr(model.config), model.weights(self._params))
         return self._fingerprint
 
     def _edits_of(self, batch: Batch) -> TokenEdits:

@@ -58,7 +58,11 @@ class StepModel:
         )
         return model, hidden, kv_cache
 
+    def weights(self, params: tuple[Array, ...]) -> tuple[Array, ...]:
+        """Those of bound arrays that come from a checkpoint."""
+        return params[: len(self._names)]
+
     def merge(self, params: tuple[Array, ...]) -> tuple[Llama, RopeTable]:
         """The module over these arrays."""
-        weights, table = params[: len(self._names)], RopeTable(*params[len(self._names) :])
+        weights, table = self.weights(params), RopeTable(*params[len(self._names) :])
         return nnx.merge(self._graphdef, jax.tree.unflatten(self._treedef, weights)), table

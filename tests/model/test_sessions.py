@@ -226,8 +226,10 @@ def test_what_was_altered_or_is_another_models_is_refused(
     )
     with pytest.raises(InvalidRequestError, match="page_size 4"):
         larger.restore_session(file)
+    plain = Engine(str(checkpoint), max_batch_size=1, max_model_len=64, page_size=4)
     with pytest.raises(InvalidRequestError, match="not started for streaming"):
-        Engine(str(checkpoint), max_batch_size=1).restore_session(file)
+        plain.restore_session(file)
+    assert not plain.built.core.scheduler.kept.num_stored
     with pytest.raises(InvalidRequestError, match="cannot read"):
         engine.restore_session(tmp_path / "none")
     with pytest.raises(InvalidRequestError, match="cannot write"), engine.open_session() as session:

@@ -15,9 +15,10 @@ import grpc
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from swiftjax.config import ModelConfig, ReaderLimits
+from swiftjax.config import ModelConfig, ReaderLimits, SessionLimits
 from swiftjax.engine.async_engine import AsyncEngine, ThreadLink
 from swiftjax.engine.core import EngineCore
+from swiftjax.engine.kept_pages import KeptLimits
 from swiftjax.engine.step_meter import StepReport
 from swiftjax.engine.tokenizer import Tokenizer
 from swiftjax.memory import DeviceReport
@@ -85,6 +86,7 @@ def make_core(
         max_wait=max_wait,
         overlaps=overlaps,
         streams=streams,
+        kept=KeptLimits(1000, 1000),
     )
 
 
@@ -109,11 +111,12 @@ def make_engine(
     readers: ReaderLimits | None = None,
     watch: Callable[[StepReport | None], None] | None = None,
     devices: DeviceReport | None = None,
+    sessions: SessionLimits | None = None,
 ) -> AsyncEngine:
     """An AsyncEngine over a thread that steps this core; its devices say always the same."""
     inspect = None if devices is None else (lambda: devices)
     link = ThreadLink(core, inspect)
-    return AsyncEngine(link, byte_tokenizer(), core.limits, readers, watch)
+    return AsyncEngine(link, byte_tokenizer(), core.limits, readers, watch, sessions)
 
 
 @dataclass

@@ -1,0 +1,260 @@
+"""Sessions of an AsyncEngine: their texts, who owns them, and how many there may be.
+
+Texts live on the event loop, pages in the engine; an engine that dies takes its sessions along.
+Made by `AsyncEngine`, which runs the turns.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from swiftjax.config import SessionLimits
+from swiftjax.engine.chat_turns import Messages, read_content
+from swiftjax.engine.core import EngineLimits
+from swiftjax.engine.engine_link import EngineLink
+from swiftjax.engine.link_messages import (
+    CloseSession,
+    ForkSession,
+    LoadSession,
+    SaveSession,
+    SessionDone,
+)
+from swiftjax.engine.request import GenerationConfig, Prompt, RequestOptions, StreamOutput
+from swiftjax.engine.request_options import NO_OPTIONS
+from swiftjax.engine.session import SessionText, Turn, new_session_id
+from swiftjax.engine.streaming import Streaming
+from swiftjax.engine.tokenizer import Tokenizer
+from swiftjax.errors import InvalidRequestError, NotFoundError, QueueFullError, SwiftJaxError
+
+
+@runtime_checkable
+class TurnStream(Protocol):
+    """How the engine answers a turn."""
+
+    def __call__(
+        self,
+        session: "AsyncSession",
+        config: GenerationConfig,
+        options: RequestOptions,
+        request_id: str | None,
+        timeout: float | None,
+    ) -> AsyncGenerator[StreamOutput, None]:
+        """Stream it, as `AsyncEngine.stream` does."""
+        ...
+
+
+class AsyncSession:
+    """One conversation. Its methods are for one caller at a time."""
+
+    def __init__(self, sessions: "AsyncSessions", text: SessionText, owner: str) -> None:
+        self.owner = owner
+        self.text = text
+        self.last_used = time.monotonic()
+        self.turn: Turn | None = None
+        self._sessions = sessions
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
+
+    @property
+    def session_id(self) -> str:
+        """The id by which it is found again."""
+        return self.text.session_id
+
+    def __len__(self) -> int:
+        """Tokens of text so far."""
+        return len(self.text.token_ids)
+
+    async def append(self, content: Prompt | Messages) -> None:
+        """Add text, token ids or messages, as `Session.append` does."""
+        await self.settle()
+        ids = await asyncio.to_thread(
+            read_content, self._sessions.tokenizer, content, self.text.token_ids
+        )
+        self.text.append(ids)
+
+    async def stream(
+        self,
+        config: GenerationConfig | None = None,
+        *,
+        options: RequestOptions | None = None,
+        request_id: str | None = None,
+        timeout: float | None = None,
+    ) -> AsyncGenerator[StreamOutput, None]:
+        """Go on with the text, and yield what is generated, as `AsyncEngine.stream` does.
+
+        The answer becomes part of the text. One that is not read to its end does as far as it was
+        made. `options` are this turn's, but for the cache salt, which is the session's.
+        """
+        await self.settle()
+        config = self.text.configure(config or GenerationConfig())
+        chosen = self.text.options if options is None else options
+        answers = self._sessions.answer(self, config, chosen, request_id, timeout)
+        try:
+            async for output in answers:
+                yield output
+        finally:
+            await answers.aclose()
+
+    async def fork(self) -> "AsyncSession":
+        """Open another session with the same text, which shares all pages so far."""
+        await self.settle()
+        fork = self._sessions.add(self.text.fork(), self.owner)
+        self._sessions.link.order_session(ForkSession(self.session_id, fork.session_id))
+        return fork
+
+    async def save(self, path: str | Path) -> None:
+        """Write everything to a file of the engine's machine, as `Session.save` does."""
+        await self.settle()
+        order = SaveSession(self.session_id, str(path), self.text.state())
+        await self._sessions.ask(order)
+
+    def close(self) -> None:
+        """Give up the pages; a turn that is under way goes on, for nothing."""
+        self._sessions.remove(self)
+
+    def begin(self, turn: Turn) -> None:
+        """A turn was submitted."""
+        self.turn = turn
+        self._is_idle.clear()
+
+    def end(self) -> None:
+        """The turn is over."""
+        self.last_used = time.monotonic()
+        self._is_idle.set()
+        self._sessions.forget_closed(self)
+
+    async def settle(self) -> None:
+        """Wait for the engine's last word on a turn that was read; raises while one is read."""
+        self.last_used = time.monotonic()
+        if self.turn is not None and not self.turn.is_read:
+            self.text.check_idle()
+        await self._is_idle.wait()
+        if not self._sessions.has(self):
+            raise _unknown(self.session_id)
+
+
+class AsyncSessions:
+    """All open sessions of one engine."""
+
+    def __init__(
+        self,
+        link: EngineLink,
+        tokenizer: Tokenizer,
+        engine_limits: EngineLimits,
+        limits: SessionLimits,
+        *,
+        answer: TurnStream,
+        check: Callable[[], None],
+    ) -> None:
+        """`check` raises when the engine has ended, or serves another event loop."""
+        self._check = check
+        self.link = link
+        self.tokenizer = tokenizer
+        self.answer = answer
+        self._engine_limits = engine_limits
+        self._limits = limits
+        self._open: dict[str, AsyncSession] = {}
+        self._asked: dict[str, asyncio.Future[SessionDone]] = {}
+
+    def __len__(self) -> int:
+        """How many are open."""
+        return len(self._open)
+
+    def open(
+        self,
+        *,
+        streaming: Streaming | None = None,
+        seed: int | None = None,
+        options: RequestOptions = NO_OPTIONS,
+        owner: str = "",
+    ) -> AsyncSession:
+        """Open one; raises QueueFullError if too many are, none of which was idle for long."""
+        limits = self._engine_limits
+        return self.add(SessionText(limits, streaming=streaming, seed=seed, options=options), owner)
+
+    async def restore(self, path: str | Path, owner: str = "") -> AsyncSession:
+        """Open one from a file, as `Engine.restore_session` does."""
+        self._make_room()
+        session_id = new_session_id()
+        done = await self.ask(LoadSession(session_id, str(path)))
+        assert done.state is not None
+        try:
+            text = SessionText.of(self._engine_limits, session_id, done.state)
+            return self.add(text, owner)
+        except SwiftJaxError:
+            self.link.order_session(CloseSession(session_id))
+            raise
+
+    def find(self, session_id: str, owner: str = "") -> AsyncSession:
+        """The session of an id; raises NotFoundError if it is closed or another owner's."""
+        session = self._open.get(session_id)
+        if session is None or session.owner != owner:
+            raise _unknown(session_id)
+        return session
+
+    def has(self, session: AsyncSession) -> bool:
+        """Whether a session is open."""
+        return self._open.get(session.session_id) is session
+
+    def add(self, text: SessionText, owner: str) -> AsyncSession:
+        """Open a session with a text."""
+        self._check()
+        self._make_room()
+        self._open[text.session_id] = session = AsyncSession(self, text, owner)
+        return session
+
+    def remove(self, session: AsyncSession) -> None:
+        """Close a session, which may be closed already."""
+        if self.has(session):
+            del self._open[session.session_id]
+            self.link.order_session(CloseSession(session.session_id))
+
+    def forget_closed(self, session: AsyncSession) -> None:
+        """A turn is over, whose pages nobody will ask for if its session was closed meanwhile."""
+        if not self.has(session):
+            self.link.order_session(CloseSession(session.session_id))
+
+    async def ask(self, order: SaveSession | LoadSession) -> SessionDone:
+        """Order something that is answered; raises what went wrong."""
+        self._check()
+        if order.session in self._asked:
+            raise InvalidRequestError("the session is being saved: wait for that first")
+        future: asyncio.Future[SessionDone] = asyncio.get_running_loop().create_future()
+        self._asked[order.session] = future
+        self.link.order_session(order)
+        done = await asyncio.shield(future)
+        if done.problem is not None:
+            raise done.problem.error()
+        return done
+
+    def take(self, done: SessionDone) -> None:
+        """The engine answered."""
+        if future := self._asked.pop(done.session, None):
+            future.set_result(done)
+
+    def fail(self, error: SwiftJaxError) -> None:
+        """The engine has ended."""
+        for future in self._asked.values():
+            future.set_exception(error)
+            future.exception()  # whoever waited may be gone
+        self._asked.clear()
+        self._open.clear()
+
+    def _make_room(self) -> None:
+        if len(self._open) < self._limits.max_open:
+            return
+        idle = [s for s in self._open.values() if not s.text.is_busy]
+        oldest = min(idle, key=lambda s: s.last_used, default=None)
+        seconds = self._limits.idle_seconds
+        if oldest is None or time.monotonic() - oldest.last_used < seconds:
+            raise QueueFullError(
+                f"{len(self._open)} sessions are open (max_open) and none was idle for "
+                f"{seconds:g} s: close one, or try again later"
+            )
+        self.remove(oldest)
+
+
+def _unknown(session_id: str) -> NotFoundError:
+    return NotFoundError(f"no session {session_id!r:.80} is open: it was closed, or never was")

@@ -1,0 +1,157 @@
+"""Sessions of an AsyncEngine, its engine on a thread or in a process: texts, turns and owners."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swiftjax.config import SessionLimits
+from swiftjax.engine.async_engine import AsyncEngine
+from swiftjax.engine.async_sessions import AsyncSession
+from swiftjax.engine.request import GenerationConfig
+from swiftjax.engine.streaming import Streaming
+from swiftjax.errors import EngineDeadError, InvalidRequestError, NotFoundError, QueueFullError
+from tests.serving.harness import make_core, make_engine, until
+from tests.serving.test_process_link import start
+
+Body = Callable[[AsyncEngine], Awaitable[None]]
+FIVE = GenerationConfig(max_new_tokens=5)
+LONG = GenerationConfig(max_new_tokens=4000, ignore_eos=True)
+
+
+def run(body: Body, *, apart: bool = False, **limits: Any) -> None:
+    """Run a test; afterwards all pages are free."""
+
+    async def main() -> None:
+        if apart:
+            engine, _ = await start()
+        else:
+            core = make_core(streams=True, delay=0.001)
+            engine = make_engine(core, sessions=SessionLimits(**limits))
+        try:
+            await body(engine)
+            for session in list(engine.sessions._open.values()):
+                session.close()
+            if engine.is_alive:
+                await until(lambda: engine.stats().num_free_pages == engine.stats().num_pages)
+        finally:
+            await engine.close()
+
+    asyncio.run(main())
+
+
+async def answer(session: AsyncSession, config: GenerationConfig = FIVE) -> str:
+    return "".join([output.text async for output in session.stream(config)])
+
+
+def text_of(session: AsyncSession) -> str:
+    return bytes(session.text.token_ids).decode()
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["thread", "process"])
+def test_turns_forks_and_files(apart: bool, tmp_path: Path) -> None:
+    async def body(engine: AsyncEngine) -> None:
+        session = engine.sessions.open()
+        await session.append("a")
+        assert await answer(session) == "bcdef"
+        await session.append("A")
+        fork = await session.fork()
+        outputs = [output async for output in session.stream(FIVE)]
+        assert outputs[-1].num_cached_tokens == 5 and outputs[-1].num_prompt_tokens == 7
+        await fork.append("0")
+        assert await answer(fork) == "12345"
+        assert (text_of(session), text_of(fork)) == ("abcdefABCDEF", "abcdefA012345")
+        await session.save(tmp_path / "talk")
+        session.close()
+        with pytest.raises(NotFoundError, match="no session"):
+            await session.append("x")
+        other = await engine.sessions.restore(tmp_path / "talk")
+        outputs = [output async for output in other.stream(FIVE)]
+        assert text_of(other) == "abcdefABCDEFGHIJK"
+        assert outputs[-1].num_cached_tokens == 11
+        with pytest.raises(InvalidRequestError, match="cannot read"):
+            await engine.sessions.restore(tmp_path / "none")
+        with pytest.raises(InvalidRequestError, match="cannot write"):
+            await other.save(tmp_path / "no" / "folder")
+        await other.append([{"role": "user", "content": "q"}])
+        assert text_of(other).endswith("GHIJK;user:q;")
+
+    run(body, apart=apart)
+
+
+def test_an_answer_that_nobody_reads_to_its_end_stays_as_far_as_it_was_made() -> None:
+    async def body(engine: AsyncEngine) -> None:
+        session = engine.sessions.open(streaming=Streaming(sink=2, window=20))
+        await session.append("a")
+        stream = session.stream(LONG)
+        async with aclosing(stream):
+            await anext(stream)
+            with pytest.raises(InvalidRequestError, match="under way"):
+                await session.append("x")
+            with pytest.raises(InvalidRequestError, match="under way"):
+                await answer(session)
+        length = len(session)
+        await session.append([97])  # waits for the engine's last word
+        text = session.text.token_ids
+        assert 2 <= length <= len(text) - 1
+        assert text[:-1] == [(97 + i) % 258 for i in range(len(text) - 1)]
+        assert await answer(session) == "bcdef"
+
+    run(body)
+
+
+def test_what_was_made_behind_a_stop_string_is_no_part_of_the_text() -> None:
+    async def body(engine: AsyncEngine) -> None:
+        session = engine.sessions.open(streaming=Streaming(sink=2, window=20))
+        await session.append("a")
+        config = GenerationConfig(max_new_tokens=200, stop="mn")
+        assert await answer(session, config) == "bcdefghijkl"
+        await session.append("!")
+        assert text_of(session) == "abcdefghijklmn!"
+
+    run(body)
+
+
+def test_a_closed_session_gives_its_pages_back_though_a_turn_is_read() -> None:
+    async def body(engine: AsyncEngine) -> None:
+        session = engine.sessions.open()
+        await session.append("a")
+        stream = session.stream(GenerationConfig(max_new_tokens=20))
+        texts = [(await anext(stream)).text]
+        session.close()
+        texts += [output.text async for output in stream]
+        assert "".join(texts) == "bcdefghijklmnopqrstu"
+
+    run(body)
+
+
+def test_sessions_are_bounded_and_belong_to_their_owners() -> None:
+    async def body(engine: AsyncEngine) -> None:
+        sessions = [engine.sessions.open(owner="me") for _ in range(2)]
+        with pytest.raises(QueueFullError, match="max_open"):
+            engine.sessions.open()
+        assert engine.sessions.find(sessions[0].session_id, "me") is sessions[0]
+        with pytest.raises(NotFoundError):
+            engine.sessions.find(sessions[0].session_id, "you")
+        sessions[0].last_used -= 61
+        engine.sessions.open()
+        with pytest.raises(NotFoundError):
+            engine.sessions.find(sessions[0].session_id, "me")
+
+    run(body, max_open=2, idle_seconds=60.0)
+
+
+def test_sessions_end_with_their_engine() -> None:
+    async def body(engine: AsyncEngine) -> None:
+        session = engine.sessions.open()
+        await session.append("a")
+        await engine.close()
+        with pytest.raises(EngineDeadError):
+            engine.sessions.open()
+        with pytest.raises(NotFoundError):
+            await session.append("x")
+
+    run(body)
