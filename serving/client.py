@@ -1,6 +1,7 @@
-"""A small blocking client for swiftjax.v1; the `demo` command is its first user.
+"""A small blocking client for swiftjax.v1; `async_client.py` is its counterpart for asyncio.
 
-Raises the errors the server meant (`status.py`). Loads grpc but not jax.
+Raises the errors the server meant (`status.py`). A call that finds no server is tried again before
+its first message (`client_channel.py`). Loads grpc but not jax.
 """
 
 import time
@@ -12,14 +13,10 @@ from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from swiftjax.engine.request import NO_OPTIONS, GenerationConfig, RequestOptions
-from swiftjax.errors import DeadlineError, InvalidRequestError
+from swiftjax.errors import DeadlineError
+from swiftjax.serving.asking import make_request, make_tokenize
 from swiftjax.serving.client_channel import open_channel
-from swiftjax.serving.messages import (
-    ChatMessages,
-    Delta,
-    read_response,
-)
-from swiftjax.serving.options import write_options, write_request_options
+from swiftjax.serving.messages import ChatMessages, Delta, read_response
 from swiftjax.serving.proto import swiftjax_pb2 as pb
 from swiftjax.serving.proto import swiftjax_pb2_grpc as pb_grpc
 from swiftjax.serving.status import error_from_status
@@ -69,19 +66,7 @@ class Client:
         Closing the iterator cancels the call. Without a config the server's defaults hold. Raises
         DeadlineError when the answer is not complete after `timeout` seconds.
         """
-        request = pb.GenerateRequest(request_id=request_id)
-        if sum(prompt is not None for prompt in (text, messages, token_ids)) != 1:
-            raise InvalidRequestError("give exactly one of text, messages and token_ids")
-        if text is not None:
-            request.text = text
-        elif messages is not None:
-            request.chat.CopyFrom(_chat(messages))
-        elif token_ids is not None:
-            request.token_ids.ids.extend(token_ids)
-            request.token_ids.SetInParent()
-        if config is not None:
-            write_options(config, request)
-        write_request_options(options, request)
+        request = make_request(text, messages, token_ids, config, options, request_id)
         call = self._stub.Generate(request, timeout=timeout)
         try:
             for response in call:
@@ -95,13 +80,7 @@ class Client:
         self, *, text: str | None = None, messages: ChatMessages | None = None
     ) -> list[int]:
         """Give the token ids that `generate` would use for one of text or chat messages."""
-        if (text is None) == (messages is None):
-            raise InvalidRequestError("give exactly one of text and messages")
-        if messages is not None:
-            request = pb.TokenizeRequest(chat=_chat(messages))
-        else:
-            request = pb.TokenizeRequest(text=text)
-        return list(_call(self._stub.Tokenize, request).token_ids)
+        return list(_call(self._stub.Tokenize, make_tokenize(text, messages)).token_ids)
 
     def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Give the text of token ids."""
@@ -131,12 +110,6 @@ class Client:
             finally:
                 watch.cancel()
         raise DeadlineError(f"the server is not SERVING after {timeout:g} s")
-
-
-def _chat(messages: ChatMessages) -> pb.Chat:
-    return pb.Chat(
-        messages=[pb.ChatMessage(role=m["role"], content=m["content"]) for m in messages]
-    )
 
 
 def _call(method: "grpc.UnaryUnaryMultiCallable[Message, Response]", request: Message) -> Response:

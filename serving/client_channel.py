@@ -1,5 +1,10 @@
-"""A gRPC channel as our client uses it: patient limits, an API key on every call, perhaps TLS."""
+"""A gRPC channel as our clients use it: patient limits, retries, an API key on every call, TLS.
 
+A call that no server took is tried again by grpc itself, which can do so until the first message of
+the answer has come. Nothing else is: a second try would compute everything again.
+"""
+
+import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -8,7 +13,22 @@ import grpc
 from swiftjax.serving.addresses import is_loopback
 from swiftjax.serving.messages import MAX_MESSAGE_BYTES
 
+RETRIES = {
+    "methodConfig": [
+        {
+            "name": [{"service": "swiftjax.v1.GenerationService"}],
+            "retryPolicy": {
+                "maxAttempts": 3,
+                "initialBackoff": "0.1s",
+                "maxBackoff": "1s",
+                "backoffMultiplier": 2,
+                "retryableStatusCodes": ["UNAVAILABLE"],
+            },
+        }
+    ]
+}
 CHANNEL_OPTIONS = (
+    ("grpc.service_config", json.dumps(RETRIES)),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     # A server that is being waited for should be found soon after it listens.
@@ -21,15 +41,28 @@ def open_channel(
     target: str, api_key: str | None, credentials: grpc.ChannelCredentials | None
 ) -> grpc.Channel:
     """Open a channel; without credentials it is not encrypted."""
-    # A proxy of the environment (http_proxy) cannot reach this machine's own ports.
-    host = target.rpartition(":")[0].strip("[]")
-    proxy = (("grpc.enable_http_proxy", 0),) if is_loopback(host) else ()
-    options = CHANNEL_OPTIONS + proxy
+    options = _options(target)
     if credentials is None:
         channel = grpc.insecure_channel(target, options=options)
     else:
         channel = grpc.secure_channel(target, credentials, options=options)
     return channel if api_key is None else grpc.intercept_channel(channel, _KeySender(api_key))
+
+
+def open_async_channel(
+    target: str, credentials: grpc.ChannelCredentials | None
+) -> grpc.aio.Channel:
+    """Open a channel of the running event loop; its calls take the key as metadata."""
+    if credentials is None:
+        return grpc.aio.insecure_channel(target, options=_options(target))
+    return grpc.aio.secure_channel(target, credentials, options=_options(target))
+
+
+def _options(target: str) -> tuple[tuple[str, Any], ...]:
+    # A proxy of the environment (http_proxy) cannot reach this machine's own ports.
+    host = target.rpartition(":")[0].strip("[]")
+    proxy = (("grpc.enable_http_proxy", 0),) if is_loopback(host) else ()
+    return (*CHANNEL_OPTIONS, *proxy)
 
 
 class _Details(NamedTuple):

@@ -1,13 +1,16 @@
 """`swiftjax chat`: a conversation in the terminal, or over a pipe."""
 
 import asyncio
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from swiftjax.cli import options as opt
+from swiftjax.cli.listening import KEYS_VARIABLE
 from swiftjax.cli.loading import load_core, read_chat_template
 from swiftjax.cli.reporting import print_line
 from swiftjax.config import EngineConfig
@@ -17,6 +20,9 @@ from swiftjax.errors import InvalidRequestError
 if TYPE_CHECKING:
     from swiftjax.engine.async_engine import AsyncEngine
 
+Turns = list[dict[str, str]]
+Ask = Callable[[Turns], AsyncGenerator[str, None]]
+
 HELP = "/reset starts over, /exit or Ctrl-D leaves, Ctrl-C stops an answer"
 
 System = Annotated[
@@ -25,8 +31,23 @@ System = Annotated[
 ]
 
 
+Server = Annotated[
+    str | None,
+    typer.Option(
+        help="Talk to a server at this address (HOST:PORT of its gRPC port) instead of loading "
+        f"MODEL. Its API key, if it has any, is the first of {KEYS_VARIABLE}.",
+        show_default="none",
+    ),
+]
+Model = Annotated[
+    str | None,
+    typer.Argument(help=opt.MODEL_HELP, show_default="none; needed without --server"),
+]
+
+
 def chat(
-    model: opt.Model,
+    model: Model = None,
+    server: Server = None,
     system: System = None,
     max_new_tokens: opt.MaxNewTokens = 512,
     temperature: opt.Temperature = opt.DEFAULTS.temperature,
@@ -43,7 +64,7 @@ def chat(
     implementation: opt.Implementation = None,
     quiet: opt.Quiet = False,
 ) -> None:
-    """Talk to a model.
+    """Talk to a model, or to a server.
 
     /reset starts over, /exit or Ctrl-D leaves, Ctrl-C stops an answer. Piped stdin is taken as one
     message per line.
@@ -56,8 +77,13 @@ def chat(
         seed=seed,
         streaming=opt.streaming(streaming_window, streaming_sink),
     )
+    if (model is None) == (server is None):
+        raise InvalidRequestError("give one of MODEL and --server")
+    if server is not None:
+        _ask_server(server, generation, system)
+        return
     config = EngineConfig(
-        model_path=model,
+        model_path=str(model),
         dtype=dtype,
         quantization=opt.quantization(quant_type),
         max_model_len=max_model_len,
@@ -68,11 +94,37 @@ def chat(
         chat_template=read_chat_template(chat_template),
     )
     engine = _start(config, quiet)
+
+    async def answer(turns: Turns) -> AsyncGenerator[str, None]:
+        async for output in engine.stream(engine.tokenizer.apply_chat_template(turns), generation):
+            yield output.text
+
     with asyncio.Runner() as runner:
         try:
-            _converse(runner, engine, generation, system)
+            _converse(runner, answer, system)
         finally:
             runner.run(engine.close())
+
+
+def _ask_server(address: str, generation: GenerationConfig, system: str | None) -> None:
+    from swiftjax.serving.async_client import AsyncClient
+
+    key = os.environ.get(KEYS_VARIABLE, "").partition(",")[0].strip() or None
+    with asyncio.Runner() as runner:
+
+        async def connect() -> AsyncClient:
+            return AsyncClient(address, api_key=key)
+
+        client = runner.run(connect())
+
+        async def answer(turns: Turns) -> AsyncGenerator[str, None]:
+            async for delta in client.generate(messages=turns, config=generation):
+                yield delta.text
+
+        try:
+            _converse(runner, answer, system)
+        finally:
+            runner.run(client.close())
 
 
 def _start(config: EngineConfig, quiet: bool) -> "AsyncEngine":
@@ -82,9 +134,7 @@ def _start(config: EngineConfig, quiet: bool) -> "AsyncEngine":
     return AsyncEngine(ThreadLink(built.core), built.tokenizer, built.core.limits)
 
 
-def _converse(
-    runner: asyncio.Runner, engine: "AsyncEngine", config: GenerationConfig, system: str | None
-) -> None:
+def _converse(runner: asyncio.Runner, ask: Ask, system: str | None) -> None:
     start = [] if system is None else [{"role": "system", "content": system}]
     turns = list(start)
     is_terminal = sys.stdin.isatty()
@@ -99,7 +149,7 @@ def _converse(
         turns.append({"role": "user", "content": line})
         answer: list[str] = []
         try:
-            runner.run(_answer(engine, config, turns, answer))
+            runner.run(_answer(ask, turns, answer))
         except InvalidRequestError as error:
             if not is_terminal:
                 raise
@@ -113,14 +163,12 @@ def _converse(
         turns.append({"role": "assistant", "content": "".join(answer)})
 
 
-async def _answer(
-    engine: "AsyncEngine", config: GenerationConfig, turns: list[dict[str, str]], answer: list[str]
-) -> None:
+async def _answer(ask: Ask, turns: Turns, answer: list[str]) -> None:
     """Print the answer as it comes; `answer` keeps what there is, however this ends."""
-    prompt = engine.tokenizer.apply_chat_template(turns)
-    async for output in engine.stream(prompt, config):
-        answer.append(output.text)
-        print(output.text, end="", flush=True)
+    async with aclosing(ask(turns)) as texts:
+        async for text in texts:
+            answer.append(text)
+            print(text, end="", flush=True)
 
 
 def _lines(is_terminal: bool) -> Iterator[str]:

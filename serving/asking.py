@@ -1,0 +1,49 @@
+"""From what a caller of our clients gives to messages of swiftjax.v1; both clients use it."""
+
+from collections.abc import Sequence
+
+from swiftjax.engine.request import GenerationConfig, RequestOptions
+from swiftjax.errors import InvalidRequestError
+from swiftjax.serving.messages import ChatMessages
+from swiftjax.serving.options import write_options, write_request_options
+from swiftjax.serving.proto import swiftjax_pb2 as pb
+
+
+def make_request(
+    text: str | None,
+    messages: ChatMessages | None,
+    token_ids: Sequence[int] | None,
+    config: GenerationConfig | None,
+    options: RequestOptions,
+    request_id: str,
+) -> pb.GenerateRequest:
+    """Write a request; raises InvalidRequestError unless there is one prompt."""
+    request = pb.GenerateRequest(request_id=request_id)
+    if sum(prompt is not None for prompt in (text, messages, token_ids)) != 1:
+        raise InvalidRequestError("give exactly one of text, messages and token_ids")
+    if text is not None:
+        request.text = text
+    elif messages is not None:
+        request.chat.CopyFrom(_chat(messages))
+    elif token_ids is not None:
+        request.token_ids.ids.extend(token_ids)
+        request.token_ids.SetInParent()
+    if config is not None:
+        write_options(config, request)
+    write_request_options(options, request)
+    return request
+
+
+def make_tokenize(text: str | None, messages: ChatMessages | None) -> pb.TokenizeRequest:
+    """Write what is to be tokenised; raises InvalidRequestError unless it is one thing."""
+    if (text is None) == (messages is None):
+        raise InvalidRequestError("give exactly one of text and messages")
+    if messages is not None:
+        return pb.TokenizeRequest(chat=_chat(messages))
+    return pb.TokenizeRequest(text=text)
+
+
+def _chat(messages: ChatMessages) -> pb.Chat:
+    return pb.Chat(
+        messages=[pb.ChatMessage(role=m["role"], content=m["content"]) for m in messages]
+    )
