@@ -12,7 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from swiftjax.config import Dtype, ModelConfig
+from swiftjax.converters.calibration import Recipe
 from swiftjax.converters.load import OpenCheckpoint, Progress, open_checkpoint
+from swiftjax.converters.quantize import NEAREST
 from swiftjax.errors import CheckpointError
 from swiftjax.model.checkpoint import check_destination, save_native
 from swiftjax.quantization import Quantization
@@ -35,11 +37,13 @@ def convert(
     *,
     dtype: Dtype | None,
     quantization: Quantization | None = None,
+    recipe: Recipe = NEAREST,
     force: bool = False,
     progress: Progress | None = None,
 ) -> ConvertReport:
     """Write `src` as a native checkpoint at `dst`; dtype and quantisation as in `load_checkpoint`.
 
+    `recipe` says how weights are rounded; a text in it needs tensors in the order of computation.
     `dst` appears whole or not at all. Raises CheckpointError when it exists (`force` replaces a
     native checkpoint), or when the source is broken.
     """
@@ -47,7 +51,7 @@ def convert(
     check_destination(dst, force=force)
     if dst.exists() and src.exists() and dst.samefile(src):
         raise CheckpointError(f"{dst} is the source itself: choose another destination")
-    opened = open_checkpoint(src, dtype=dtype, quantization=quantization)
+    opened = open_checkpoint(src, dtype=dtype, quantization=quantization, recipe=recipe)
     save_native(
         dst,
         config=opened.config,

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from swiftjax.config import Dtype, ModelConfig
+from swiftjax.converters.calibration import Recipe
 from swiftjax.converters.foreign import refuse_foreign
 from swiftjax.converters.gguf_source import GgufSource
 from swiftjax.converters.hf_llama import (
@@ -27,7 +28,7 @@ from swiftjax.converters.hf_llama import (
 from swiftjax.converters.hf_source import HfConfigs, HfSource, read_configs
 from swiftjax.converters.packed.method import QUANTIZATION_KEYS, packed_method
 from swiftjax.converters.packed.source import KERNEL, PackedSource
-from swiftjax.converters.quantize import quantized, with_quantization
+from swiftjax.converters.quantize import NEAREST, check_untouched, quantized, with_quantization
 from swiftjax.converters.source import CheckpointSource
 from swiftjax.errors import CheckpointError
 from swiftjax.model.checkpoint import NativeCheckpoint, is_native
@@ -96,7 +97,11 @@ def load_params(opened: OpenCheckpoint, progress: Progress | None = None) -> dic
 
 
 def open_checkpoint(
-    path: Path, *, dtype: Dtype | None, quantization: Quantization | None = None
+    path: Path,
+    *,
+    dtype: Dtype | None,
+    quantization: Quantization | None = None,
+    recipe: Recipe = NEAREST,
 ) -> OpenCheckpoint:
     """Open and check a checkpoint of any format without reading its tensors."""
     if not os.path.exists(path):  # unlike Path.exists, says no to a name too long to be one
@@ -107,12 +112,13 @@ def open_checkpoint(
     opened = _open_native(path, dtype) if is_native(path) else _open_foreign(path, dtype)
     config = with_quantization(opened.config, quantization)
     if config == opened.config:
+        check_untouched(config, quantization, recipe)
         return opened
     return replace(
         opened,
         config=config,
         num_bytes=weight_bytes(config),
-        tensors=quantized(opened.tensors, config),
+        tensors=quantized(opened.tensors, config, recipe),
     )
 
 

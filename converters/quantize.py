@@ -5,19 +5,21 @@ they become; the arithmetic is `round_to_nearest`'s. Called by `load` and throug
 """
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
 
 from swiftjax.config import ModelConfig
+from swiftjax.converters.calibration import Recipe, Tensors, calibrated
 from swiftjax.converters.round_to_nearest import round_to_nearest
 from swiftjax.errors import InvalidRequestError
 from swiftjax.quantization import Quantization, WeightFormat
 
 BLOCK_OUTPUTS = 512
 KERNEL = ".kernel"
+NEAREST = Recipe()
 
 
 def with_quantization(config: ModelConfig, asked: Quantization | None) -> ModelConfig:
@@ -32,28 +34,45 @@ def with_quantization(config: ModelConfig, asked: Quantization | None) -> ModelC
     return replace(config, quantization=asked)
 
 
+def check_untouched(config: ModelConfig, asked: Quantization | None, recipe: Recipe) -> None:
+    """Refuse to round by a recipe what is rounded already; raises InvalidRequestError."""
+    if asked is not None and recipe != NEAREST:
+        raise InvalidRequestError(
+            f"the checkpoint is quantised already ({config.quantization}), so its weights cannot "
+            f"be rounded by {recipe.method}: start from the original ones"
+        )
+
+
 def quantized(
-    tensors: Iterable[tuple[str, np.ndarray]], config: ModelConfig
+    tensors: Tensors, config: ModelConfig, recipe: Recipe = NEAREST
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Replace dense kernels [in, out] by the parameters of their format; pass on all others."""
+    assert config.quantization is not None
+    recipe.check_kind(config.quantization.kind)
+    if recipe.texts:
+        yield from calibrated(tensors, config, recipe)
+        return
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-        for name, values in tensors:
+        for name, given in tensors:
+            values = np.asarray(given)
             form = config.weight_format(name.removesuffix(KERNEL))
             if not name.endswith(KERNEL) or form is None:
                 yield name, values
                 continue
-            for suffix, part in quantize_matrix(values, form, pool).items():
+            for suffix, part in quantize_matrix(
+                values, form, pool, symmetric=recipe.symmetric
+            ).items():
                 yield name.removesuffix("kernel") + suffix, part
 
 
 def quantize_matrix(
-    kernel: np.ndarray, form: WeightFormat, pool: ThreadPoolExecutor
+    kernel: np.ndarray, form: WeightFormat, pool: ThreadPoolExecutor, *, symmetric: bool = False
 ) -> dict[str, np.ndarray]:
     """Quantise one dense kernel [in, out]."""
 
     def block(first: int) -> dict[str, np.ndarray]:
         columns = kernel[:, first : first + BLOCK_OUTPUTS].T
-        return round_to_nearest(np.ascontiguousarray(columns, dtype=np.float32), form)
+        return round_to_nearest(np.ascontiguousarray(columns, dtype=np.float32), form, symmetric)
 
     blocks = list(pool.map(block, range(0, kernel.shape[1], BLOCK_OUTPUTS)))
     return {name: _join(name, [part[name] for part in blocks], form) for name in blocks[0]}

@@ -8,6 +8,15 @@ import typer
 from swiftjax.cli.loading import progress
 from swiftjax.cli.options import MODEL_HELP, Quiet
 from swiftjax.cli.reporting import print_line
+from swiftjax.cli.rounding import (
+    NEAREST,
+    Calib,
+    CalibTokens,
+    Method,
+    Rounding,
+    Symmetric,
+    read_recipe,
+)
 from swiftjax.config import Dtype
 from swiftjax.errors import InvalidRequestError
 from swiftjax.quantization import Quantization
@@ -60,6 +69,10 @@ def convert(
             show_default="head",
         ),
     ] = None,
+    method: Method = "rtn",
+    symmetric: Symmetric = False,
+    calib: Calib = None,
+    calib_tokens: CalibTokens = 16384,
     force: Annotated[
         bool,
         typer.Option("--force", help="Replace a native checkpoint at DST.", show_default="off"),
@@ -68,7 +81,7 @@ def convert(
 ) -> None:
     """Convert a checkpoint into SwiftJAX's own format.
 
-    DST appears whole or not at all. No GPU is used.
+    DST appears whole or not at all. No GPU is used, save by --calib.
     """
     from swiftjax.converters.demo_model import resolve_model
 
@@ -78,6 +91,7 @@ def convert(
         target,
         dtype=_dtype(dtype, quant_type),
         quantization=_quantization(quant_type, group_size, keep),
+        rounding=Rounding(method, symmetric, calib, calib_tokens),
         force=force,
         quiet=quiet,
     )
@@ -97,19 +111,26 @@ def convert_on_cpu(
     *,
     dtype: Dtype | None,
     quantization: Quantization | None = None,
+    rounding: Rounding = NEAREST,
     force: bool,
     quiet: bool,
 ) -> "ConvertReport":
-    """Convert without touching a GPU, whose memory jax would take although no device is needed."""
+    """Convert without touching a GPU, whose memory jax would take although no device is needed.
+
+    Only a calibration text needs one, where there is one: the model is run on it.
+    """
     import jax
 
     from swiftjax.converters.convert import convert as convert_checkpoint
 
-    jax.config.update("jax_platforms", "cpu")
+    if rounding.calib is None:
+        jax.config.update("jax_platforms", "cpu")
+    recipe = read_recipe(rounding, src, quantization)
     with progress(f"converting {src.name}", quiet=quiet) as report:
         return convert_checkpoint(
-            src, dst, dtype=dtype, quantization=quantization, force=force, progress=report
-        )
+            src, dst, dtype=dtype, quantization=quantization, recipe=recipe, force=force,
+            progress=report,
+        )  # fmt: skip
 
 
 def _one(name: str, argument: str | Path | None, option: str | Path | None) -> str | Path:

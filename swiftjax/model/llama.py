@@ -243,18 +243,8 @@ class Llama(nnx.Module):
         row_invariant: bool = False,
     ) -> tuple[Float[Array, "T D"], KVCache]:
         """Hidden states of every token after the last norm, and the cache with the new tokens."""
-        cos, sin = _angles(self.config, rope_table, batch)
-        inputs = LayerInputs(
-            slot_mapping=batch.slot_mapping,
-            page_table=batch.page_table,
-            query_starts=batch.query_starts,
-            context_lens=batch.context_lens,
-            cos=cos,
-            sin=sin,
-            sinks=make_sink_view(self.config.rope, rope_table, batch),
-            is_decode=batch.token_ids.shape == batch.context_lens.shape,
-            row_invariant=row_invariant,
-            implementation=implementation,
+        inputs = layer_inputs(
+            self.config, rope_table, batch, implementation, row_invariant=row_invariant
         )
         x = self.embed.embedding[...][batch.token_ids]
         keys, values = list(kv_cache.keys), list(kv_cache.values)
@@ -275,6 +265,30 @@ class Llama(nnx.Module):
                     precision=dot_precision(hidden.dtype),
                 )
             return self.head(hidden)
+
+
+def layer_inputs(
+    config: ModelConfig,
+    table: RopeTable,
+    batch: Batch,
+    implementation: kernels.Implementation,
+    *,
+    row_invariant: bool = False,
+) -> LayerInputs:
+    """Work out what all layers read of a batch."""
+    cos, sin = _angles(config, table, batch)
+    return LayerInputs(
+        slot_mapping=batch.slot_mapping,
+        page_table=batch.page_table,
+        query_starts=batch.query_starts,
+        context_lens=batch.context_lens,
+        cos=cos,
+        sin=sin,
+        sinks=make_sink_view(config.rope, table, batch),
+        is_decode=batch.token_ids.shape == batch.context_lens.shape,
+        row_invariant=row_invariant,
+        implementation=implementation,
+    )
 
 
 def _angles(
