@@ -18,6 +18,7 @@ from swiftjax.engine.request import StreamOutput
 from swiftjax.errors import DeadlineError, QueueFullError, SwiftJaxError, UnauthenticatedError
 from swiftjax.serving import buckets
 from swiftjax.serving.status import BUG, statuses_of
+from swiftjax.serving.tally import MessageTally
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -45,9 +46,8 @@ class Metrics:
         self._shed = self._counter("shed", "Requests that were refused for load", "reason")
         self._auth_failures = self._counter("auth_failures", "Calls without a valid key")
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of started requests")
-        self._output_tokens = self._counter("generation_tokens", "Generated tokens")
         self._ttft = self._histogram("time_to_first_token_seconds", buckets.TTFT)
-        self._itl = self._histogram("inter_token_latency_seconds", buckets.PER_TOKEN)
+        self._messages = MessageTally(buckets.PER_TOKEN)
         self._tpot = self._histogram("request_time_per_output_token_seconds", buckets.PER_TOKEN)
         self._e2e = self._histogram("e2e_request_latency_seconds", buckets.SECONDS)
         self._prompt_len = self._histogram("request_prompt_tokens", buckets.TOKENS)
@@ -62,7 +62,8 @@ class Metrics:
 
     def render(self) -> bytes:
         """Write everything in Prometheus' text form."""
-        return generate_latest(_Labelled(self._model_name, [self._registry, *self._others]))
+        parts = [self._registry, self._messages, *self._others]
+        return generate_latest(_Labelled(self._model_name, parts))
 
     def count_error(self, error: Exception, protocol: str) -> None:
         """Count a call that ended with an error, of generation or not."""
@@ -121,9 +122,9 @@ class _Watched:
         if index not in self._first:
             self._first[index] = now
         elif count:
-            metrics._itl.observe((now - self._last[index]) / count)
+            metrics._messages.observe((now - self._last[index]) / count)
         self._last[index] = now
-        metrics._output_tokens.inc(count)
+        metrics._messages.num_tokens += count
         if output.finish_reason is not None:
             self.num_open -= 1
             self._end(output, now)

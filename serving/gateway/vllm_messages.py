@@ -1,9 +1,9 @@
 """Between VllmEngine's messages and our values. Fields that are not optional read 0 when unset."""
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
 from swiftjax.engine.checks import check_count
@@ -176,7 +176,7 @@ def _tops(tops: Sequence[TopLogprobs]) -> list[pb.TopLogProbs]:
 
 
 def _joined(before: StreamOutput, after: StreamOutput) -> StreamOutput:
-    return dataclasses.replace(
+    return msgspec.structs.replace(
         after,
         token_ids=before.token_ids + after.token_ids,
         logprobs=before.logprobs + after.logprobs,

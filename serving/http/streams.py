@@ -2,7 +2,8 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
+from functools import partial
 
 import msgspec
 from starlette.responses import Response
@@ -45,14 +46,14 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events; cancelled when the client goes away."""
-        async with aclosing(self._rest):
+        async with _patience() as patience, aclosing(self._rest):
+            deliver = partial(_deliver, send, patience)
             start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-            await _send(send, start)
+            await deliver(start)
             async with aclosing(self._events()) as events:
                 async for data in events:
-                    body = {"type": "http.response.body", "body": data, "more_body": True}
-                    await _send(send, body)
-            await _send(send, {"type": "http.response.body", "body": b"", "more_body": False})
+                    await deliver({"type": "http.response.body", "body": data, "more_body": True})
+            await deliver({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _events(self) -> AsyncGenerator[bytes, None]:
         try:
@@ -72,12 +73,20 @@ class EventStream(Response):
         return b"".join(map(_event, self._writer.chunks(prompt_index, output)))
 
 
-async def _send(send: Send, message: Message) -> None:
+@asynccontextmanager
+async def _patience() -> AsyncGenerator[asyncio.Timeout, None]:
+    """A limit that runs while something is delivered; one for all of it, because one costs time."""
     try:
-        async with asyncio.timeout(SEND_SECONDS):
-            await send(message)
+        async with asyncio.timeout(None) as limit:
+            yield limit
     except TimeoutError:
         raise ClientGone from None
+
+
+async def _deliver(send: Send, patience: asyncio.Timeout, message: Message) -> None:
+    patience.reschedule(asyncio.get_running_loop().time() + SEND_SECONDS)
+    await send(message)
+    patience.reschedule(None)
 
 
 def _event(value: object) -> bytes:

@@ -1,6 +1,5 @@
 """`swiftjax serve`: the gRPC and HTTP server in the foreground."""
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -176,11 +175,13 @@ def _run(
     drain_seconds: float,
     max_restarts: int,
 ) -> int:
+    import uvloop
+
     from swiftjax.serving.engine_watch import EngineWatch
     from swiftjax.serving.server import run_server
 
     watch = EngineWatch()
-    return asyncio.run(
+    return uvloop.run(
         run_server(
             lambda: start(watch),
             listen,

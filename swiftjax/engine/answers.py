@@ -25,6 +25,7 @@ class AnswerStream:
         echo = ""
         if generation.echo:
             echo = prompt_text or tokenizer.decode(list(request.prompt_token_ids))
+        self._num_open = generation.n
         self._choices = [
             _ChoiceStream(request, index, TextStream(tokenizer, generation), echo)
             for index in range(generation.n)
@@ -33,7 +34,7 @@ class AnswerStream:
     @property
     def is_done(self) -> bool:
         """Whether every choice has ended."""
-        return all(choice.is_done for choice in self._choices)
+        return self._num_open == 0
 
     def merge(self, outputs: SequenceOf[StepOutput]) -> list[StreamOutput]:
         """One delta for each choice that these outputs speak of.
@@ -42,9 +43,12 @@ class AnswerStream:
         """
         deltas = []
         for choice in self._choices:
-            mine = [output for output in outputs if output.index == choice.index]
+            mine = outputs
+            if len(self._choices) > 1:
+                mine = [output for output in outputs if output.index == choice.index]
             if mine and not choice.is_done:
                 deltas.append(choice.merge(mine))
+                self._num_open -= choice.is_done
         return deltas
 
 
@@ -58,7 +62,7 @@ class _ChoiceStream:
         self._num_output_tokens = 0
         self._num_cached_tokens = 0
 
-    def merge(self, outputs: list[StepOutput]) -> StreamOutput:
+    def merge(self, outputs: SequenceOf[StepOutput]) -> StreamOutput:
         """Join outputs up to the one that ends the choice."""
         texts, self._echo = [self._echo], ""
         token_ids: list[int] = []

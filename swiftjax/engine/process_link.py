@@ -12,6 +12,7 @@ import socket
 import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import cast
 
 from swiftjax.engine.core import CoreStats
 from swiftjax.engine.engine_link import Receiver
@@ -143,8 +144,7 @@ class ProcessLink(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the way to the process."""
-        assert isinstance(transport, asyncio.WriteTransport)
-        self._transport = transport
+        self._transport = cast(asyncio.WriteTransport, transport)  # uvloop's is one by its methods
 
     def data_received(self, data: bytes) -> None:
         """Hear the process."""

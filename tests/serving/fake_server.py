@@ -6,11 +6,12 @@ which takes --load-seconds to be ready and is started again up to --max-restarts
 """
 
 import argparse
-import asyncio
 import json
 import logging
 import sys
 from pathlib import Path
+
+import uvloop
 
 from swiftjax.cli.json_log import write_json_lines
 from swiftjax.engine.async_engine import AsyncEngine
@@ -75,4 +76,4 @@ if __name__ == "__main__":
         announce=lambda line: print(line, flush=True),
         max_restarts=ARGUMENTS.max_restarts,
     )
-    sys.exit(asyncio.run(code))
+    sys.exit(uvloop.run(code))

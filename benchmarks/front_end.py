@@ -1,0 +1,259 @@
+"""What the front end costs: messages a second that it streams, and time to the first token.
+
+    taskset -c 0,1 python -m benchmarks.front_end
+
+The engine, in a process of its own, computes nothing: its tokens are last + 1. The front end is
+that of `swiftjax serve`, the clients run in this process. Steps of different lengths offer some
+10,000 to 40,000 tokens a second; what arrives together is one message. Over HTTP messages are
+counted, not tokens. Results: benchmarks/results/cpu/front_end.json.
+"""
+
+import argparse
+import asyncio
+import datetime
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import grpc
+import httpx
+import uvloop
+
+from benchmarks.records import commit, cpu_name, write_records
+from swiftjax.serving.proto import swiftjax_pb2 as pb
+
+RESULTS = Path(__file__).parent / "results" / "cpu"
+NUM_STREAMS = 64
+SECONDS = 3.0
+GENERATE = "/swiftjax.v1.GenerationService/Generate"
+# How long a step of the engine takes beside its planning, which sets how many tokens are offered.
+STEP_SECONDS = (0.006, 0.003, 0.0015)
+
+Read = Callable[[int], AsyncIterator[int]]  # (length) -> numbers of tokens, as they come
+
+
+class Server(NamedTuple):
+    """Where a server is, and its processes."""
+
+    grpc: str
+    http: str
+    front_end: int
+    engine: int
+
+
+@contextmanager
+def server(step_seconds: float) -> Iterator[Server]:
+    """Run a server with its engine."""
+    command = [sys.executable, "-m", "benchmarks.front_end", "--serve", str(step_seconds)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        engine, *lines = (process.stdout.readline().split() for _ in range(3))
+        yield Server(lines[0][3], lines[1][3], process.pid, int(engine[0]))
+    finally:
+        process.terminate()
+        process.communicate()
+
+
+def serve(step_seconds: float) -> int:
+    """Be the server, until a signal."""
+    from swiftjax.engine.async_engine import AsyncEngine
+    from swiftjax.engine.process_link import ProcessLink
+    from swiftjax.engine.tokenizer import Tokenizer
+    from swiftjax.serving.engine_watch import EngineWatch
+    from swiftjax.serving.listeners import Listen
+    from swiftjax.serving.messages import describe_model
+    from swiftjax.serving.served import Served
+    from swiftjax.serving.server import run_server
+    from tests.serving.fake_engine import COMMAND
+
+    watch = EngineWatch()
+
+    async def load() -> Served:
+        core = {"delay": step_seconds, "max_num_seqs": NUM_STREAMS, "num_pages": 100_000}
+        link, info = await ProcessLink.start(COMMAND, json.dumps({"core": core}).encode())
+        print(link.pid, flush=True)
+        engine = AsyncEngine(link, Tokenizer(info.tokenizer_files), info.limits, None, watch.take)
+        model = describe_model("bytes", info.model, info.limits, engine.tokenizer)
+        return Served(engine, model, watch)
+
+    running = run_server(
+        load, Listen(http_port=0), drain_seconds=1.0, announce=lambda line: print(line, flush=True)
+    )
+    return uvloop.run(running)
+
+
+@asynccontextmanager
+async def open_grpc(served: Server) -> AsyncIterator[Read]:
+    """A client that reads whole messages."""
+    async with grpc.aio.insecure_channel(served.grpc) as channel:
+        call = channel.unary_stream(
+            GENERATE,
+            request_serializer=pb.GenerateRequest.SerializeToString,
+            response_deserializer=pb.GenerateResponse.FromString,
+        )
+
+        async def read(length: int) -> AsyncIterator[int]:
+            stop = pb.StopOptions(max_new_tokens=length, ignore_eos=True)
+            async for response in call(pb.GenerateRequest(text="a", stop=stop)):
+                yield len(response.token_ids)
+
+        yield read
+
+
+@asynccontextmanager
+async def open_http(served: Server) -> AsyncIterator[Read]:
+    """A client that splits server-sent events, and parses none: a token is a byte of text here."""
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(timeout=None, limits=limits, trust_env=False) as client:
+
+        async def read(length: int) -> AsyncIterator[int]:
+            body = {"prompt": "a", "max_tokens": length, "ignore_eos": True, "stream": True}
+            body |= {"temperature": 0}
+            async with client.stream(
+                "POST", f"{served.http}/v1/completions", json=body
+            ) as response:
+                response.raise_for_status()
+                async for data in response.aiter_raw():
+                    for event in data.split(b"\n\n"):
+                        if event.startswith(b'data: {"id'):
+                            yield 1
+
+        yield read
+
+
+class Cost(NamedTuple):
+    """What the clients got a second, and microseconds of CPU a message took in each process."""
+
+    messages: float
+    tokens: float
+    front_end: float
+    engine: float
+    client: float
+
+
+async def measure_cost(read: Read, served: "Server") -> Cost:
+    """Keep all streams open and look at some seconds of it."""
+    counts = [0, 0]
+
+    async def one() -> None:
+        while True:
+            async for num_tokens in read(4000):
+                counts[0] += 1
+                counts[1] += num_tokens
+
+    def look() -> tuple[float, ...]:
+        processes = (cpu_seconds(served.front_end), cpu_seconds(served.engine), time.process_time())
+        return (time.perf_counter(), *counts, *processes)
+
+    async with running(one, NUM_STREAMS):
+        await asyncio.sleep(1.0)
+        before = look()
+        await asyncio.sleep(SECONDS)
+        took, messages, tokens, *cpu = (b - a for a, b in zip(before, look(), strict=True))
+    return Cost(messages / took, tokens / took, *(x / messages * 1e6 for x in cpu))
+
+
+async def measure_first(read: Read, num_others: int, step_seconds: float) -> list[float]:
+    """Milliseconds to the first token of short requests, one after the other, beside others.
+
+    Without the step that makes it; beside others they also wait for half of one that runs.
+    """
+
+    async def other() -> None:
+        while True:
+            async for _ in read(4000):
+                pass
+
+    times = []
+    async with running(other, num_others):
+        await asyncio.sleep(0.5)
+        for _ in range(100):
+            begun = time.perf_counter()
+            async for _ in read(1):
+                times.append((time.perf_counter() - begun - step_seconds) * 1e3)
+            await asyncio.sleep(0.005)
+    return times
+
+
+@asynccontextmanager
+async def running(work: Callable[[], Awaitable[None]], count: int) -> AsyncIterator[None]:
+    """Do something several times at once for as long as the context lasts."""
+    tasks = [asyncio.ensure_future(work()) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def cpu_seconds(pid: int) -> float:
+    """What a process has computed so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+
+
+def measure(protocol: str, step_seconds: float, rounds: int) -> list[dict[str, Any]]:
+    """The best of some rounds against one server, as records."""
+    open_client = open_grpc if protocol == "grpc" else open_http
+
+    async def main(served: Server) -> tuple[list[Cost], list[float], list[float]]:
+        async with open_client(served) as read:
+            costs = [await measure_cost(read, served) for _ in range(rounds)]
+            alone = await measure_first(read, 0, step_seconds)
+            return costs, alone, await measure_first(read, NUM_STREAMS // 2, step_seconds)
+
+    with server(step_seconds) as served:
+        costs, alone, beside = uvloop.run(main(served))
+    best = max(costs)
+    shared = {
+        "protocol": protocol, "batch": NUM_STREAMS, "step_ms": step_seconds * 1e3,
+        "gpu": cpu_name(), "load": round(os.getloadavg()[0], 1), "commit": commit(),
+        "command": "python -m benchmarks.front_end", "date": datetime.date.today().isoformat(),
+    }  # fmt: skip
+    rate = {
+        "workload": "streamed messages", "unit": "messages/s", "value": round(best.messages),
+        "spread": [round(min(costs).messages), round(best.messages)],
+        "tokens_per_s": round(best.tokens), "limit": 20_000,
+        "cpu_us_per_message": {
+            name: round(getattr(best, name), 1) for name in ("front_end", "engine", "client")
+        },
+    }  # fmt: skip
+    firsts = [
+        {
+            "workload": f"added to the first token, {where}", "unit": "ms", "limit": 3.0,
+            "value": round(statistics.median(times), 2),
+            "spread": [round(min(times), 2), round(max(times), 2)],
+        }
+        for where, times in (("alone", alone), (f"beside {NUM_STREAMS // 2} streams", beside))
+    ]  # fmt: skip
+    return [shared | record for record in (rate, *firsts)]
+
+
+def main() -> None:
+    """Measure and write the records, or be the server that is measured."""
+    parser = argparse.ArgumentParser(description="Cost of the front end")
+    parser.add_argument("--serve", type=float, help="be a server with steps of so many seconds")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=RESULTS / "front_end.json")
+    arguments = parser.parse_args()
+    if arguments.serve is not None:
+        sys.exit(serve(arguments.serve))
+    records = []
+    for protocol in ("grpc", "http"):
+        for step_seconds in STEP_SECONDS:
+            records += measure(protocol, step_seconds, arguments.rounds)
+            print(json.dumps(records[-3:]), flush=True)
+    write_records(arguments.out, records)
+
+
+if __name__ == "__main__":
+    main()
