@@ -5,18 +5,17 @@ Not for users: it is handed the number of a socket and talks msgpack.
 
 import logging
 import sys
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import msgspec
 
 from swiftjax.cli.json_log import JsonFormatter, write_json_lines
 from swiftjax.cli.loading import load_core
 from swiftjax.cli.policy_file import read_policy
-from swiftjax.config import EngineConfig, ReaderLimits
+from swiftjax.config import EngineConfig
 from swiftjax.engine.engine_process import BuiltEngine, run_engine_process
 from swiftjax.engine.link_messages import EngineInfo
 from swiftjax.engine.process_link import ProcessLink
-from swiftjax.quantization import Quantization
 
 COMMAND = (sys.executable, "-m", "swiftjax.cli.engine_process")
 
@@ -52,11 +51,12 @@ async def start_engine(
 
 
 def _read_config(job: _Job) -> EngineConfig:
-    fields = dict(job.config)
-    readers = msgspec.convert(fields.pop("readers"), ReaderLimits)
-    quantization = msgspec.convert(fields.pop("quantization"), Quantization | None)
-    policy = read_policy(job.policy)
-    return EngineConfig(**fields, policy=policy, readers=readers, quantization=quantization)
+    values = {
+        name: msgspec.convert(job.config[name], hint)
+        for name, hint in get_type_hints(EngineConfig).items()
+        if name != "policy"
+    }
+    return EngineConfig(**values, policy=read_policy(job.policy))
 
 
 def _build(data: bytes) -> BuiltEngine:
