@@ -22,6 +22,7 @@ from swiftjax.serving.options import read_generation_config, read_request_option
 from swiftjax.serving.proto import swiftjax_pb2 as pb
 from swiftjax.serving.proto import swiftjax_pb2_grpc as pb_grpc
 from swiftjax.serving.served import Served
+from swiftjax.serving.session_desk import find_session
 
 
 class GenerationService(pb_grpc.GenerationServiceServicer):
@@ -104,33 +105,32 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
         options = read_request_options(request)
         # Where the queue is fair, turns go by key unless the caller speaks for others.
         options = replace(options, client_id=options.client_id or current_caller().name)
-        longest = engine.limits.longest(config.streaming)
-        prompt = await self._read_prompt(request, longest)
+        timeout = context.time_remaining()
+        whole = {
+            "request_id": request.request_id or None,
+            "timeout": None if timeout is None else float(timeout),  # an int once it has passed
+        }
+        if request.session:
+            session = find_session(self.served, request.session, current_caller().name)
+            content = messages.read_content(request, session.text.longest)
+            stream = session.stream(config, content=content, options=options, **whole)
+            return self._metrics.watch(stream, "grpc", config.n)
+        prompt = await self._read_prompt(request, engine.limits.longest(config.streaming))
         if options.time_limit is not None:
             left = options.time_limit - (time.monotonic() - arrival)
             options = replace(options, time_limit=max(left, 1e-6))
-        timeout = context.time_remaining()
-        stream = engine.stream(
-            prompt,
-            config,
-            options=options,
-            request_id=request.request_id or None,
-            timeout=None if timeout is None else float(timeout),  # an int once it has passed
-        )
+        stream = engine.stream(prompt, config, options=options, **whole)
         return self._metrics.watch(stream, "grpc", config.n)
 
     async def _read_prompt(
         self, request: pb.GenerateRequest, max_model_len: int
     ) -> str | tuple[int, ...] | list[int]:
-        kind = request.WhichOneof("prompt")
-        if kind == "text":
-            messages.check_text(len(request.text), max_model_len)
-            return request.text
-        if kind == "token_ids":
-            return messages.read_token_ids(request.token_ids, max_model_len)
-        if kind == "chat":
+        if request.WhichOneof("prompt") == "chat":
             return await self._render(request.chat, max_model_len)
-        raise InvalidRequestError("no prompt: set text, chat or token_ids")
+        prompt = messages.read_content(request, max_model_len)
+        if prompt is None:
+            raise InvalidRequestError("no prompt: set text, chat or token_ids")
+        return cast(str | tuple[int, ...], prompt)  # messages were rendered further up
 
     async def _render(self, chat: pb.Chat, max_model_len: int) -> list[int]:
         engine = self.served.engine

@@ -1,4 +1,4 @@
-"""The gRPC listener: GenerationService, grpc.health.v1 and reflection on one port.
+"""The gRPC listener: generation, sessions, grpc.health.v1 and reflection on one port.
 
 Health says SERVING only between `open` and the end of the engine or the start of a drain. Started
 and stopped by `server.py`.
@@ -24,6 +24,7 @@ from swiftjax.serving.metrics import Metrics
 from swiftjax.serving.proto import swiftjax_pb2 as pb
 from swiftjax.serving.proto import swiftjax_pb2_grpc as pb_grpc
 from swiftjax.serving.served import Served
+from swiftjax.serving.session_service import SessionService
 from swiftjax.serving.tls import ServerTls
 
 if TYPE_CHECKING:
@@ -44,8 +45,9 @@ SERVER_OPTIONS = (
 )
 
 GENERATION_SERVICE = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
+SESSION_SERVICE = pb.DESCRIPTOR.services_by_name["SessionService"].full_name
 ADMIN_SERVICE = pb.DESCRIPTOR.services_by_name["AdminService"].full_name
-SERVICES = ("", GENERATION_SERVICE, ADMIN_SERVICE, health.SERVICE_NAME)
+SERVICES = ("", GENERATION_SERVICE, SESSION_SERVICE, ADMIN_SERVICE, health.SERVICE_NAME)
 GATEWAY_SERVICE = "vllm.grpc.engine.VllmEngine"
 DRAINED = "the server was told to take no new calls; use another"
 
@@ -76,11 +78,13 @@ class GrpcServer:
         interceptor = CallInterceptor(self._gate, keys, metrics)
         self._server = grpc.aio.server(interceptors=(interceptor,), options=SERVER_OPTIONS)
         pb_grpc.add_GenerationServiceServicer_to_server(self._service, self._server)
+        self._sessions = SessionService()
+        pb_grpc.add_SessionServiceServicer_to_server(self._sessions, self._server)
         self._admin = AdminService(self._gate, lambda: self.drain(DRAINED, 0.0))
         if is_loopback(host) or not keys.is_open:
             pb_grpc.add_AdminServiceServicer_to_server(self._admin, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        names = [GENERATION_SERVICE, ADMIN_SERVICE, health.SERVICE_NAME]
+        names = [*SERVICES[1:]]
         self._gateway = _add_gateway(self._server, self._gate, metrics)
         if self._gateway is not None:
             names.append(GATEWAY_SERVICE)
@@ -98,7 +102,7 @@ class GrpcServer:
 
     async def open(self, served: Served) -> None:
         """Answer calls with this engine, which must be warm."""
-        self._service.served = self._admin.served = served
+        self._service.served = self._admin.served = self._sessions.served = served
         if self._gateway is not None:
             self._gateway.served = served
         self._gate.open()

@@ -90,6 +90,19 @@ def read_token_ids(token_ids: pb.TokenIds, max_model_len: int) -> tuple[int, ...
     return tuple(token_ids.ids)
 
 
+def read_content(
+    request: pb.GenerateRequest | pb.AppendSessionRequest, max_model_len: int
+) -> str | tuple[int, ...] | list[dict[str, str]] | None:
+    """Read text, ids or messages as they are, None where none are set."""
+    kind = request.WhichOneof("prompt")
+    if kind == "text":
+        check_text(len(request.text), max_model_len)
+        return request.text
+    if kind == "token_ids":
+        return read_token_ids(request.token_ids, max_model_len)
+    return read_chat(request.chat, max_model_len) if kind == "chat" else None
+
+
 def read_vocabulary_ids(token_ids: Sequence[int], vocab_size: int) -> list[int]:
     """Read ids that must name tokens."""
     if len(token_ids) > MAX_DETOKENIZE_IDS:

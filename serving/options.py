@@ -68,14 +68,12 @@ def read_generation_config(request: pb.GenerateRequest) -> GenerationConfig:
         logprobs_mode="processed" if processed else "raw",
         echo=output.echo,
         constraint=_read_constraint(request.constraint),
-        streaming=_read_streaming(request),
+        streaming=read_streaming(request.streaming) if request.HasField("streaming") else None,
     )
 
 
-def _read_streaming(request: pb.GenerateRequest) -> Streaming | None:
-    if not request.HasField("streaming"):
-        return None
-    asked = request.streaming
+def read_streaming(asked: pb.StreamingOptions) -> Streaming:
+    """Read sinks and window; raises InvalidRequestError for a value out of range."""
     default = Streaming()
     return Streaming(
         sink=_given(asked, "sink", default.sink), window=_given(asked, "window", default.window)

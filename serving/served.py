@@ -1,5 +1,6 @@
 """What a server serves: made by the CLI when the model is loaded, handed to every transport."""
 
+from pathlib import Path
 from typing import NamedTuple
 
 from swiftjax.engine.async_engine import AsyncEngine
@@ -9,9 +10,10 @@ from swiftjax.serving.tools.formats import ToolParser
 
 
 class Served(NamedTuple):
-    """A warm engine, what GetModel says of it, and who measures it."""
+    """A warm engine, what GetModel says of it, who measures it, and where sessions are saved."""
 
     engine: AsyncEngine
     model: pb.GetModelResponse
     watch: EngineWatch | None = None
+    session_folder: Path | None = None
     tool_parser: ToolParser | None = None  # how the model writes calls, if its template hides it

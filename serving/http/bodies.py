@@ -106,6 +106,34 @@ class Options(Struct, kw_only=True, forbid_unknown_fields=True):
     session_id: Label | None = None
     cache_salt: Label | None = None
     streaming: StreamingOptions | None = None
+    session: Label | None = None  # the prompt is added to its text, and the answer after it
+
+
+class OpenSessionBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/sessions: what holds for all turns; the seed for those that bring none."""
+
+    streaming: StreamingOptions | None = None
+    seed: Annotated[int, Meta(ge=0)] | None = None
+    cache_salt: Label | None = None
+
+
+class SessionBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/sessions/fork and /v1/sessions/close."""
+
+    session: Label
+
+
+class SaveBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/sessions/save: a file of this name, in place of an older one."""
+
+    session: Label
+    name: Label
+
+
+class RestoreBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/sessions/restore."""
+
+    name: Label
 
 
 class CompletionBody(Options, kw_only=True, forbid_unknown_fields=True):
@@ -177,6 +205,14 @@ class Message(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 Tools = Annotated[list[OfferedTool], Meta(max_length=MAX_TOOLS)]
+
+
+class AppendBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/sessions/append: text, token ids, or further turns of a chat."""
+
+    session: Label
+    prompt: str | list[TokenId] | None = None
+    messages: Annotated[list[Message], Meta(min_length=1)] | None = None
 
 
 class ChatBody(Options, kw_only=True, forbid_unknown_fields=True):

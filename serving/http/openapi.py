@@ -6,11 +6,27 @@ from typing import Any
 import msgspec
 
 from swiftjax import __version__
-from swiftjax.serving.http.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from swiftjax.serving.http.bodies import (
+    AppendBody,
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    OpenSessionBody,
+    RestoreBody,
+    SaveBody,
+    SessionBody,
+    TokenizeBody,
+)
 
 _POSTS: dict[str, tuple[type[msgspec.Struct], str]] = {
     "/v1/completions": (CompletionBody, "Continue one or several prompts"),
     "/v1/chat/completions": (ChatBody, "Answer a conversation"),
+    "/v1/sessions": (OpenSessionBody, "Open a session"),
+    "/v1/sessions/append": (AppendBody, "Add to the text of a session"),
+    "/v1/sessions/fork": (SessionBody, "Open another session with the same text"),
+    "/v1/sessions/close": (SessionBody, "Close a session"),
+    "/v1/sessions/save": (SaveBody, "Write a session to a file"),
+    "/v1/sessions/restore": (RestoreBody, "Open a session from a file"),
     "/tokenize": (TokenizeBody, "Turn a text or a chat into token ids"),
     "/detokenize": (DetokenizeBody, "Turn token ids into text"),
 }

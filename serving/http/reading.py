@@ -10,10 +10,15 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from swiftjax.engine.core import EngineLimits
 from swiftjax.engine.request import GenerationConfig, Prompt, RequestOptions
 from swiftjax.engine.streaming import Streaming
-from swiftjax.serving.http.bodies import ChatBody, CompletionBody, Message, Options
+from swiftjax.serving.http.bodies import (
+    ChatBody,
+    CompletionBody,
+    Message,
+    Options,
+    StreamingOptions,
+)
 from swiftjax.serving.http.constraints import read_constraint
 from swiftjax.serving.http.json_body import FieldError
 from swiftjax.serving.http.tools import ToolUse
@@ -42,14 +47,15 @@ class Asked(NamedTuple):
     options: RequestOptions
 
 
-def read_completion(body: CompletionBody, limits: EngineLimits) -> tuple[list[Prompt], Asked]:
-    """Read a completion; raises InvalidRequestError."""
+def read_completion(body: CompletionBody, longest: int) -> tuple[list[Prompt], Asked]:
+    """Read a completion of prompts up to a length; raises InvalidRequestError."""
     if body.suffix:
         raise FieldError("suffix: text cannot be inserted here; leave it out", "suffix")
     if body.best_of not in (None, body.n or 1):
         raise FieldError(f"best_of is {body.best_of}; it must equal n or be left out", "best_of")
-    streaming = _read_streaming(body)
-    prompts = _read_prompts(body.prompt, limits.longest(streaming))
+    prompts = _read_prompts(body.prompt, longest)
+    if body.session and len(prompts) > 1:
+        raise FieldError("a session takes one prompt at a time", "prompt")
     if len(prompts) * (body.n or 1) > MAX_ANSWERS:
         raise FieldError(
             f"prompt: {len(prompts)} prompts with n {body.n or 1} are over {MAX_ANSWERS} answers; "
@@ -148,10 +154,11 @@ def _read_prompts(prompt: str | list[Any], max_model_len: int) -> list[Prompt]:
     return prompts
 
 
-def _read_streaming(body: Options) -> Streaming | None:
-    if body.streaming is None:
+def read_streaming(asked: StreamingOptions | None) -> Streaming | None:
+    """Read sinks and window, if they are asked for."""
+    if asked is None:
         return None
-    given = {"sink": body.streaming.sink, "window": body.streaming.window}
+    given = {"sink": asked.sink, "window": asked.window}
     return Streaming(**{name: value for name, value in given.items() if value is not None})
 
 
@@ -179,7 +186,7 @@ def _asked(
         if (value := getattr(body, name)) is not None
     }  # fmt: skip
     config = GenerationConfig(
-        streaming=_read_streaming(body),
+        streaming=read_streaming(body.streaming),
         max_new_tokens=max_tokens,
         min_new_tokens=min_tokens,
         temperature=DEFAULT_TEMPERATURE if body.temperature is None else body.temperature,

@@ -8,13 +8,15 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
 
 from swiftjax import __version__
+from swiftjax.engine.async_sessions import AsyncSession
+from swiftjax.engine.chat_turns import Messages
 from swiftjax.engine.request import Prompt
 from swiftjax.errors import NotReadyError
 from swiftjax.serving.gate import Gate
@@ -22,6 +24,7 @@ from swiftjax.serving.http.bodies import (
     ChatBody,
     CompletionBody,
     DetokenizeBody,
+    Options,
     TokenizeBody,
 )
 from swiftjax.serving.http.errors import ErrorReply, describe
@@ -30,15 +33,24 @@ from swiftjax.serving.http.json_body import FieldError, read_body
 from swiftjax.serving.http.logprobs import token_text
 from swiftjax.serving.http.openapi import make_document
 from swiftjax.serving.http.prompts import encode, render
-from swiftjax.serving.http.reading import Asked, prefix_hash, read_chat, read_completion
+from swiftjax.serving.http.reading import (
+    Asked,
+    prefix_hash,
+    read_chat,
+    read_completion,
+    read_messages,
+    read_streaming,
+)
 from swiftjax.serving.http.replies import JsonReply
+from swiftjax.serving.http.session_routes import SessionRoutes
 from swiftjax.serving.http.streams import EventStream
 from swiftjax.serving.http.tools import offer, read_tools
 from swiftjax.serving.http.writing import AnswerWriter, ChatWriter, CompletionWriter
-from swiftjax.serving.merging import merge
+from swiftjax.serving.merging import Outputs, merge
 from swiftjax.serving.messages import check_model, read_vocabulary_ids
 from swiftjax.serving.metrics import CONTENT_TYPE, Metrics
 from swiftjax.serving.served import Served
+from swiftjax.serving.session_desk import find_session
 
 
 class Routes:
@@ -61,6 +73,7 @@ class Routes:
             ("GET", "/tokenizer_info", self.tokenizer_info),
             ("POST", "/tokenize", self.tokenize),
             ("POST", "/detokenize", self.detokenize),
+            *SessionRoutes(lambda: self.served).paths(),
         ]
         always: list[tuple[str, str, Endpoint]] = [
             ("GET", "/health", self.health),
@@ -78,7 +91,8 @@ class Routes:
         body = read_body(await request.body(), CompletionBody)
         engine, model = self.served[:2]
         check_model(body.model or "", model.name)
-        prompts, asked = read_completion(body, engine.limits)
+        session = self._find(request, body.session)
+        prompts, asked = read_completion(body, self._longest(body, session))
         prompt_ids: list[list[int]] = []
         if asked.config.echo and asked.config.logprobs is not None:
             prompt_ids = [await encode(engine.tokenizer, prompt) for prompt in prompts]
@@ -86,7 +100,7 @@ class Routes:
         writer = CompletionWriter(
             answer_id, model.name, engine.tokenizer, asked.config, prompts, prompt_ids
         )
-        return await self._generate(request, prompts, asked, answer_id, writer)
+        return await self._answer(request, prompts, asked, answer_id, writer, session)
 
     async def chat(self, request: Request) -> Response:
         """Answer a conversation."""
@@ -95,11 +109,18 @@ class Routes:
         check_model(body.model or "", model.name)
         tools = read_tools(body, engine.tokenizer, self.served.tool_parser)
         asked = read_chat(body, tools)
-        longest = engine.limits.longest(asked.config.streaming)
-        ids = await render(engine.tokenizer, body.messages, longest, tools=tools and tools.offered)
         answer_id = f"chatcmpl-{uuid.uuid4().hex}"
         writer = ChatWriter(answer_id, model.name, engine.tokenizer, asked.config, tools)
-        return await self._generate(request, [ids], asked, answer_id, writer)
+        if (session := self._find(request, body.session)) is not None:
+            if tools is not None:
+                raise FieldError(
+                    "tools do not go with a session: leave one of the two out", "tools"
+                )
+            turns = read_messages(body.messages, session.text.longest)
+            return await self._answer(request, [turns], asked, answer_id, writer, session)
+        longest = self._longest(body, None)
+        ids = await render(engine.tokenizer, body.messages, longest, tools=tools and tools.offered)
+        return await self._answer(request, [ids], asked, answer_id, writer)
 
     async def tokenize(self, request: Request) -> Response:
         """Turn a text or a chat into token ids."""
@@ -171,33 +192,57 @@ class Routes:
         """Describe this interface."""
         return JsonReply(make_document())
 
-    async def _generate(
+    def _find(self, request: Request, session_id: str | None) -> AsyncSession | None:
+        owner = request.scope["client_id"]
+        return find_session(self.served, session_id, owner) if session_id else None
+
+    def _longest(self, body: Options, session: AsyncSession | None) -> int:
+        if session is not None:
+            return session.text.longest
+        return self.served.engine.limits.longest(read_streaming(body.streaming))
+
+    def _streams(
         self,
         request: Request,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[Prompt | Messages],
         asked: Asked,
         answer_id: str,
-        writer: AnswerWriter,
-    ) -> Response:
+        session: AsyncSession | None,
+    ) -> list[Outputs]:
+        """An answer to each prompt; to what it adds to a session, if there is one."""
         # Where the queue is fair, turns go by key unless the caller speaks for others.
         client_id = asked.options.client_id or request.scope["client_id"]
         options = replace(asked.options, client_id=client_id)
-        outputs = merge(
-            [
-                self._metrics.watch(
-                    self.served.engine.stream(
-                        prompt,
-                        asked.config,
-                        options=options,
-                        request_id=answer_id if len(prompts) == 1 else f"{answer_id}-{index}",
-                    ),
-                    "http",
-                    asked.config.n,
-                )
-                for index, prompt in enumerate(prompts)
-            ]
-        )
-        headers = {"x-swiftjax-prefix-hash": prefix_hash(prompts[0])}
+        if session is not None:
+            content = prompts[0] or None
+            turn = session.stream(
+                asked.config, content=content, options=options, request_id=answer_id
+            )
+            return [turn]
+        return [
+            self.served.engine.stream(
+                cast(Prompt, prompt),  # messages were rendered
+                asked.config,
+                options=options,
+                request_id=answer_id if len(prompts) == 1 else f"{answer_id}-{index}",
+            )
+            for index, prompt in enumerate(prompts)
+        ]
+
+    async def _answer(
+        self,
+        request: Request,
+        prompts: Sequence[Prompt | Messages],
+        asked: Asked,
+        answer_id: str,
+        writer: AnswerWriter,
+        session: AsyncSession | None = None,
+    ) -> Response:
+        streams = self._streams(request, prompts, asked, answer_id, session)
+        outputs = merge([self._metrics.watch(one, "http", asked.config.n) for one in streams])
+        headers = {}
+        if session is None:
+            headers["x-swiftjax-prefix-hash"] = prefix_hash(cast(Prompt, prompts[0]))
         first = await anext(outputs)
         if asked.stream:
             return EventStream(

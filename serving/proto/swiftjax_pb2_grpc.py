@@ -321,6 +321,308 @@ class GenerationService(object):
             _registered_method=True)
 
 
+class SessionServiceStub(object):
+    """Conversations that keep what was computed from turn to turn. A turn is a Generate that names its
+    session. A session belongs to the key that opened it and ends with the engine; how many there may
+    be is limited (RESOURCE_EXHAUSTED), and one that was idle for long makes room for a new one.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.OpenSession = channel.unary_unary(
+                '/swiftjax.v1.SessionService/OpenSession',
+                request_serializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.OpenSessionRequest.SerializeToString,
+                response_deserializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.OpenSessionResponse.FromString,
+                _registered_method=True)
+        self.AppendSession = channel.unary_unary(
+                '/swiftjax.v1.SessionService/AppendSession',
+                request_serializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.AppendSessionRequest.SerializeToString,
+                response_deserializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.AppendSessionResponse.FromString,
+                _registered_method=True)
+        self.ForkSession = channel.unary_unary(
+                '/swiftjax.v1.SessionService/ForkSession',
+                request_serializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.ForkSessionRequest.SerializeToString,
+                response_deserializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.ForkSessionResponse.FromString,
+                _registered_method=True)
+        self.CloseSession = channel.unary_unary(
+                '/swiftjax.v1.SessionService/CloseSession',
+                request_serializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.CloseSessionRequest.SerializeToString,
+                response_deserializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.CloseSessionResponse.FromString,
+                _registered_method=True)
+        self.SaveSession = channel.unary_unary(
+                '/swiftjax.v1.SessionService/SaveSession',
+                request_serializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.SaveSessionRequest.SerializeToString,
+                response_deserializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.SaveSessionResponse.FromString,
+                _registered_method=True)
+        self.RestoreSession = channel.unary_unary(
+                '/swiftjax.v1.SessionService/RestoreSession',
+                request_serializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.RestoreSessionRequest.SerializeToString,
+                response_deserializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.RestoreSessionResponse.FromString,
+                _registered_method=True)
+
+
+class SessionServiceServicer(object):
+    """Conversations that keep what was computed from turn to turn. A turn is a Generate that names its
+    session. A session belongs to the key that opened it and ends with the engine; how many there may
+    be is limited (RESOURCE_EXHAUSTED), and one that was idle for long makes room for a new one.
+    """
+
+    def OpenSession(self, request, context):
+        """Opens a session without text.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AppendSession(self, request, context):
+        """Adds to the text of a session; it is computed by the next turn.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ForkSession(self, request, context):
+        """Opens another session with the same text, which shares what was computed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CloseSession(self, request, context):
+        """Closes a session and gives up what it keeps; NOT_FOUND if it is not open.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SaveSession(self, request, context):
+        """Writes a session to a file in the server's folder for sessions, in place of an older one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RestoreSession(self, request, context):
+        """Opens a session from such a file, be it another server's of the same model.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_SessionServiceServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'OpenSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.OpenSession,
+                    request_deserializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.OpenSessionRequest.FromString,
+                    response_serializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.OpenSessionResponse.SerializeToString,
+            ),
+            'AppendSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.AppendSession,
+                    request_deserializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.AppendSessionRequest.FromString,
+                    response_serializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.AppendSessionResponse.SerializeToString,
+            ),
+            'ForkSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForkSession,
+                    request_deserializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.ForkSessionRequest.FromString,
+                    response_serializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.ForkSessionResponse.SerializeToString,
+            ),
+            'CloseSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.CloseSession,
+                    request_deserializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.CloseSessionRequest.FromString,
+                    response_serializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.CloseSessionResponse.SerializeToString,
+            ),
+            'SaveSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.SaveSession,
+                    request_deserializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.SaveSessionRequest.FromString,
+                    response_serializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.SaveSessionResponse.SerializeToString,
+            ),
+            'RestoreSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.RestoreSession,
+                    request_deserializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.RestoreSessionRequest.FromString,
+                    response_serializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.RestoreSessionResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'swiftjax.v1.SessionService', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('swiftjax.v1.SessionService', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class SessionService(object):
+    """Conversations that keep what was computed from turn to turn. A turn is a Generate that names its
+    session. A session belongs to the key that opened it and ends with the engine; how many there may
+    be is limited (RESOURCE_EXHAUSTED), and one that was idle for long makes room for a new one.
+    """
+
+    @staticmethod
+    def OpenSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/swiftjax.v1.SessionService/OpenSession',
+            swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.OpenSessionRequest.SerializeToString,
+            swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.OpenSessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AppendSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/swiftjax.v1.SessionService/AppendSession',
+            swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.AppendSessionRequest.SerializeToString,
+            swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.AppendSessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForkSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/swiftjax.v1.SessionService/ForkSession',
+            swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.ForkSessionRequest.SerializeToString,
+            swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.ForkSessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CloseSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/swiftjax.v1.SessionService/CloseSession',
+            swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.CloseSessionRequest.SerializeToString,
+            swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.CloseSessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SaveSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/swiftjax.v1.SessionService/SaveSession',
+            swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.SaveSessionRequest.SerializeToString,
+            swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.SaveSessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RestoreSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/swiftjax.v1.SessionService/RestoreSession',
+            swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.RestoreSessionRequest.SerializeToString,
+            swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.RestoreSessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
 class AdminServiceStub(object):
     """For operators. Where there are API keys it needs an admin key; where there are none it is there
     on loopback only.

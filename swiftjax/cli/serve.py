@@ -14,7 +14,7 @@ from swiftjax.cli.json_log import write_json_lines
 from swiftjax.cli.loading import read_chat_template
 from swiftjax.cli.policy_file import parse_policy
 from swiftjax.cli.reporting import print_line
-from swiftjax.config import EngineConfig, ReaderLimits
+from swiftjax.config import EngineConfig, ReaderLimits, SessionLimits
 
 if TYPE_CHECKING:
     from swiftjax.serving.engine_watch import EngineWatch
@@ -58,6 +58,22 @@ ToolCallParser = Annotated[
         help="How the model writes calls of tools.", show_default="what its chat template shows"
     ),
 ]
+SessionDir = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder for pages of idle sessions and for saved ones.",
+        exists=True,
+        file_okay=False,
+        show_default="none",
+    ),
+]
+SessionHostGib = Annotated[
+    float, typer.Option(min=0, help="Host memory for pages of idle sessions, in GiB.")
+]
+SessionDiskGib = Annotated[
+    float, typer.Option(min=0, help="Disk for such pages, in GiB; needs --session-dir.")
+]
+MaxSessions = Annotated[int, typer.Option(min=1, help="Most sessions that are open at a time.")]
 DrainSeconds = Annotated[
     float, typer.Option(min=0, help="How long running calls may take after SIGTERM.")
 ]
@@ -103,6 +119,10 @@ def serve(
     swap_space_gib: opt.SwapSpaceGib = opt.ENGINE_DEFAULTS.swap_space_gib,
     max_unread_tokens: MaxUnreadTokens = opt.ENGINE_DEFAULTS.readers.max_unread_tokens,
     max_paused_seconds: MaxPausedSeconds = opt.ENGINE_DEFAULTS.readers.max_paused_seconds,
+    session_dir: SessionDir = None,
+    session_host_gib: SessionHostGib = opt.ENGINE_DEFAULTS.sessions.host_gib,
+    session_disk_gib: SessionDiskGib = opt.ENGINE_DEFAULTS.sessions.disk_gib,
+    max_sessions: MaxSessions = opt.ENGINE_DEFAULTS.sessions.max_open,
     trace: opt.Trace = None,
     load_format: opt.LoadFormatOption = "auto",
     drain_seconds: DrainSeconds = 30.0,
@@ -138,6 +158,12 @@ def serve(
         streaming=streaming,
         swap_space_gib=swap_space_gib,
         trace=trace,
+        sessions=SessionLimits(
+            folder=None if session_dir is None else str(session_dir),
+            host_gib=session_host_gib,
+            disk_gib=session_disk_gib,
+            max_open=max_sessions,
+        ),
         readers=ReaderLimits(
             max_unread_tokens=max_unread_tokens, max_paused_seconds=max_paused_seconds
         ),
@@ -212,4 +238,5 @@ async def _start(
     # The last part only: where the model lies on this machine is nobody's business.
     name = Path(config.model_path).name
     model = describe_model(name, info.model, info.limits, tokenizer)
-    return Served(engine, model, watch, tool_parser)
+    folder = config.sessions.folder
+    return Served(engine, model, watch, Path(folder) if folder else None, tool_parser)

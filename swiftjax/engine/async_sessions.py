@@ -7,6 +7,7 @@ Made by `AsyncEngine`, which runs the turns.
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -78,24 +79,33 @@ class AsyncSession:
         self,
         config: GenerationConfig | None = None,
         *,
+        content: Prompt | Messages | None = None,
         options: RequestOptions | None = None,
         request_id: str | None = None,
         timeout: float | None = None,
     ) -> AsyncGenerator[StreamOutput, None]:
-        """Go on with the text, and yield what is generated, as `AsyncEngine.stream` does.
+        """Append `content`, go on with the text, and yield, as `AsyncEngine.stream` does.
 
         The answer becomes part of the text. One that is not read to its end does as far as it was
-        made. `options` are this turn's, but for the cache salt, which is the session's.
+        made. A turn that was refused leaves the text as it was. `options` are this turn's, but for
+        the cache salt, which is the session's.
         """
         await self.settle()
-        config = self.text.configure(config or GenerationConfig())
-        chosen = self.text.options if options is None else options
-        answers = self._sessions.answer(self, config, chosen, request_id, timeout)
+        length, has_begun = len(self), False
+        if content is not None:
+            await self.append(content)
         try:
-            async for output in answers:
-                yield output
-        finally:
-            await answers.aclose()
+            config = self.text.configure(config or GenerationConfig())
+            chosen = self.text.options if options is None else options
+            answers = self._sessions.answer(self, config, chosen, request_id, timeout)
+            async with aclosing(answers):
+                async for output in answers:
+                    has_begun = True
+                    yield output
+        except SwiftJaxError:
+            if not has_begun and not self.text.is_busy:
+                del self.text.token_ids[length:]
+            raise
 
     async def fork(self) -> "AsyncSession":
         """Open another session with the same text, which shares all pages so far."""

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import cast
 
 import grpc
@@ -142,13 +143,15 @@ class Service:
 
 
 @asynccontextmanager
-async def serving(core: EngineCore, readers: ReaderLimits | None = None) -> AsyncIterator[Service]:
+async def serving(
+    core: EngineCore, readers: ReaderLimits | None = None, session_folder: Path | None = None
+) -> AsyncIterator[Service]:
     """Run a server on a free port, with a default client connected."""
     engine = make_engine(core, readers)
     server = GrpcServer("127.0.0.1", 0)
     await server.start()
     model = describe_model("bytes", MODEL, core.limits, engine.tokenizer)
-    await server.open(Served(engine, model))
+    await server.open(Served(engine, model, session_folder=session_folder))
     try:
         async with grpc.aio.insecure_channel(server.address) as channel:
             stub = pb_grpc.GenerationServiceStub(channel)

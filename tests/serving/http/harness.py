@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import httpx2
@@ -109,6 +110,7 @@ async def serving(
     keys: KeyRing | None = None,
     allowed_origins: tuple[str, ...] = (),
     readers: ReaderLimits | None = None,
+    session_folder: Path | None = None,
 ) -> AsyncIterator[HttpService]:
     """Run a server on free ports."""
     watch = EngineWatch()
@@ -118,7 +120,7 @@ async def serving(
     listeners = Listeners(Listen(http_port=0, keys=keys, allowed_origins=allowed_origins))
     await listeners.start()
     model = describe_model("bytes", MODEL, core.limits, engine.tokenizer)
-    await listeners.open(Served(engine, model, watch))
+    await listeners.open(Served(engine, model, watch, session_folder))
     assert listeners.http is not None
     headers = {} if keys.is_open else {"authorization": f"Bearer {KEY}"}
     try:

@@ -1,0 +1,45 @@
+"""Sessions as both transports reach them: by an id, each caller its own, and in files by a name.
+
+Knows no messages and no bodies. The engine reads and writes the files; here is where they lie.
+"""
+
+import hashlib
+import re
+from pathlib import Path
+
+from swiftjax.engine.async_sessions import AsyncSession
+from swiftjax.errors import InvalidRequestError
+from swiftjax.serving.served import Served
+
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
+
+
+def find_session(served: Served, session_id: str, owner: str) -> AsyncSession:
+    """The open session of a caller; raises NotFoundError if there is none of this id."""
+    return served.engine.sessions.find(session_id, owner)
+
+
+async def save_session(served: Served, session_id: str, name: str, owner: str) -> None:
+    """Write a session to a file of its caller, in place of an older one."""
+    session = find_session(served, session_id, owner)
+    await session.save(_file(served, name, owner))
+
+
+async def restore_session(served: Served, name: str, owner: str) -> AsyncSession:
+    """Open a session from a file of its caller; raises InvalidRequestError as `Engine` does."""
+    return await served.engine.sessions.restore(_file(served, name, owner), owner)
+
+
+def _file(served: Served, name: str, owner: str) -> Path:
+    if served.session_folder is None:
+        raise InvalidRequestError(
+            "this server has no folder for sessions: start it with --session-dir"
+        )
+    if not _NAME.fullmatch(name):
+        raise InvalidRequestError(
+            f"a session cannot be named {name!r:.140}: use up to 128 letters, digits, dots, dashes "
+            "and underscores, the first no dot"
+        )
+    # So that nobody reads another key's conversations by guessing their names.
+    whose = hashlib.sha256(owner.encode()).hexdigest()[:16] if owner else "all"
+    return served.session_folder / f"{whose}-{name}.session"

@@ -1,0 +1,166 @@
+"""Sessions over gRPC and HTTP: turns, forks, files, and whose they are."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import grpc
+
+from swiftjax.serving.keys import KeyEntry
+from swiftjax.serving.proto import swiftjax_pb2 as pb
+from swiftjax.serving.proto import swiftjax_pb2_grpc as pb_grpc
+from tests.serving import harness
+from tests.serving.harness import Service, join, make_core, status_of, until
+from tests.serving.http import harness as http
+from tests.serving.http.harness import HttpService, make_keys
+
+STREAMING = {"sink": 2, "window": 20}
+FIVE = pb.StopOptions(max_new_tokens=5)
+
+
+def run(body: Callable[[Service, pb_grpc.SessionServiceStub], Awaitable[None]], path: Path) -> None:
+    async def main() -> None:
+        core = make_core(streams=True)
+        async with harness.serving(core, session_folder=path) as service:
+            await body(service, pb_grpc.SessionServiceStub(service.channel))
+            for session in list(service.engine.sessions._open.values()):
+                session.close()
+            await until(service.is_idle)
+
+    asyncio.run(main())
+
+
+async def turn(service: Service, session: str, **fields: object) -> tuple[str, pb.Usage]:
+    """The text of a turn and what it took."""
+    request = pb.GenerateRequest(session=session, stop=FIVE, **fields)  # type: ignore[arg-type]
+    text, last = await join(service.stub.Generate(request))
+    return text, last.usage
+
+
+def test_turns_over_grpc(tmp_path: Path) -> None:
+    async def body(service: Service, stub: pb_grpc.SessionServiceStub) -> None:
+        asked = pb.OpenSessionRequest(streaming=pb.StreamingOptions(**STREAMING), seed=3)
+        session = (await stub.OpenSession(asked)).session
+        append = pb.AppendSessionRequest(session=session, text="a" * 300)
+        assert (await stub.AppendSession(append)).num_tokens == 300
+        assert (await turn(service, session))[0] == "bcdef"
+        fork = (await stub.ForkSession(pb.ForkSessionRequest(session=session))).session
+        text, usage = await turn(service, session, text="A")
+        assert text == "BCDEF" and (usage.prompt_tokens, usage.cached_tokens) == (306, 304)
+        await stub.SaveSession(pb.SaveSessionRequest(session=session, name="talk"))
+        await stub.CloseSession(pb.CloseSessionRequest(session=session))
+        text, usage = await turn(service, fork, token_ids=pb.TokenIds(ids=[48]))
+        assert text == "12345" and usage.cached_tokens == 304
+        restored = await stub.RestoreSession(pb.RestoreSessionRequest(name="talk"))
+        assert restored.num_tokens == 311
+        text, usage = await turn(service, restored.session)
+        assert text == "GHIJK" and usage.cached_tokens == 310
+
+    run(body, tmp_path)
+
+
+def test_what_cannot_be_over_grpc_has_a_status(tmp_path: Path) -> None:
+    async def body(service: Service, stub: pb_grpc.SessionServiceStub) -> None:
+        invalid = grpc.StatusCode.INVALID_ARGUMENT
+        code, details = await status_of(stub.CloseSession(pb.CloseSessionRequest(session="x")))
+        assert code == grpc.StatusCode.NOT_FOUND and "'x'" in details
+        session = (await stub.OpenSession(pb.OpenSessionRequest())).session
+        code, details = await status_of(
+            stub.AppendSession(pb.AppendSessionRequest(session=session))
+        )
+        assert code == invalid and "set text" in details
+        request = pb.GenerateRequest(session=session)
+        code, details = await status_of(service.stub.Generate(request))
+        assert code == invalid and "append something first" in details
+        several = pb.GenerateRequest(session=session, text="a", sampling=pb.SamplingOptions(n=2))
+        code, details = await status_of(service.stub.Generate(several))
+        assert code == invalid and "does not go with n" in details
+        # What was refused has left nothing behind.
+        assert (await turn(service, session, text="k"))[1].prompt_tokens == 1
+        for name in ("", "../talk", ".talk", "a/b", "x" * 200):
+            save = pb.SaveSessionRequest(session=session, name=name)
+            code, details = await status_of(stub.SaveSession(save))
+            assert code == invalid and "named" in details
+        code, details = await status_of(stub.RestoreSession(pb.RestoreSessionRequest(name="no")))
+        assert code == invalid and "cannot read" in details
+        assert not list(tmp_path.iterdir())
+
+    run(body, tmp_path)
+
+
+def test_turns_over_http(tmp_path: Path) -> None:
+    async def body(service: HttpService) -> None:
+        opened = await service.post("/v1/sessions", {"streaming": STREAMING, "seed": 1})
+        session = opened["id"]
+        asked = {"session": session, "max_tokens": 5, "temperature": 0}
+        answer = await service.post("/v1/completions", asked | {"prompt": "a" * 300})
+        assert answer["choices"][0]["text"] == "bcdef"
+        fork = (await service.post("/v1/sessions/fork", {"session": session}))["id"]
+        chat = asked | {"messages": [{"role": "user", "content": "q"}]}
+        answer = await service.post("/v1/chat/completions", chat)
+        assert answer["choices"][0]["message"]["content"] == "<=>?@"
+        assert answer["usage"]["prompt_tokens"] == 305 + len(";user:q;")
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 304
+        append = {"session": fork, "prompt": [48]}
+        assert (await service.post("/v1/sessions/append", append))["num_tokens"] == 306
+        again = asked | {"session": fork, "prompt": ""}
+        answer = await service.post("/v1/completions", again)
+        assert answer["choices"][0]["text"] == "12345"
+        await service.post("/v1/sessions/save", {"session": fork, "name": "talk"})
+        for name in (session, fork):
+            assert (await service.post("/v1/sessions/close", {"session": name}))["closed"]
+        restored = await service.post("/v1/sessions/restore", {"name": "talk"})
+        assert restored["num_tokens"] == 311
+        answer = await service.post("/v1/completions", again | {"session": restored["id"]})
+        assert answer["choices"][0]["text"] == "6789:"
+
+    run_http(body, tmp_path)
+
+
+def run_http(
+    body: Callable[[HttpService], Awaitable[None]], path: Path | None, *keys: KeyEntry
+) -> None:
+    async def main() -> None:
+        core = make_core(streams=True)
+        ring = make_keys(*keys) if keys else None
+        async with http.serving(core, session_folder=path, keys=ring) as service:
+            await body(service)
+
+    asyncio.run(main())
+
+
+def test_what_cannot_be_over_http_has_a_status() -> None:
+    async def body(service: HttpService) -> None:
+        session = (await service.post("/v1/sessions", {}))["id"]
+        for path, fields, status, word in (
+            ("/v1/sessions/close", {"session": "x"}, 404, "no session"),
+            ("/v1/completions", {"session": "x", "prompt": "a"}, 404, "no session"),
+            ("/v1/completions", {"session": session, "prompt": ["a", "b"]}, 400, "one prompt"),
+            ("/v1/completions", {"session": session, "prompt": "a", "n": 2}, 400, "not go with n"),
+            ("/v1/sessions/append", {"session": session}, 400, "exactly one"),
+            ("/v1/sessions/save", {"session": session, "name": "a"}, 400, "--session-dir"),
+            ("/v1/sessions", {"seed": -1}, 400, "seed"),
+        ):
+            response = await service.client.post(path, json=fields)
+            assert response.status_code == status, response.text
+            assert word in http.error_of(response)["message"]
+
+    run_http(body, None)
+
+
+def test_a_session_belongs_to_the_key_that_opened_it(tmp_path: Path) -> None:
+    async def body(service: HttpService) -> None:
+        session = (await service.post("/v1/sessions", {}))["id"]
+        await service.post("/v1/sessions/append", {"session": session, "prompt": "secret"})
+        await service.post("/v1/sessions/save", {"session": session, "name": "talk"})
+        other = {"authorization": "Bearer other-key-of-good-length"}
+        for path, fields, status in (
+            ("/v1/sessions/append", {"session": session, "prompt": "a"}, 404),
+            ("/v1/completions", {"session": session, "prompt": ""}, 404),
+            ("/v1/sessions/restore", {"name": "talk"}, 400),
+        ):
+            response = await service.client.post(path, json=fields, headers=other)
+            assert response.status_code == status, response.text
+
+    keys = [KeyEntry(http.KEY), KeyEntry("other-key-of-good-length")]
+    run_http(body, tmp_path, *keys)
