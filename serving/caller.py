@@ -8,10 +8,14 @@ from typing import NamedTuple
 
 
 class Caller(NamedTuple):
-    """A name that does not tell the key; empty, and an admin, where there are no keys."""
+    """A name that does not tell the key; empty, and an admin, where there are no keys.
+
+    `trace_parent` names the span under which the caller wants to see the call (W3C).
+    """
 
     name: str = ""
     is_admin: bool = False
+    trace_parent: str = ""
 
 
 _current: ContextVar[Caller] = ContextVar("caller")

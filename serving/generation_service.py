@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import cast
 
 from swiftjax.engine.checks import check_count
+from swiftjax.engine.request import GenerationConfig
 from swiftjax.errors import InvalidRequestError
 from swiftjax.serving import messages
 from swiftjax.serving.caller import current_caller
@@ -114,13 +115,19 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
             session = find_session(self.served, request.session, current_caller().name)
             content = messages.read_content(request, session.text.longest)
             stream = session.stream(config, content=content, options=options, **whole)
-            return self._metrics.watch(stream, "grpc", config.n)
+            return self._watch(stream, request, config)
         prompt = await self._read_prompt(request, engine.limits.longest(config.streaming))
         if options.time_limit is not None:
             left = options.time_limit - (time.monotonic() - arrival)
             options = replace(options, time_limit=max(left, 1e-6))
         stream = engine.stream(prompt, config, options=options, **whole)
-        return self._metrics.watch(stream, "grpc", config.n)
+        return self._watch(stream, request, config)
+
+    def _watch(
+        self, stream: Outputs, request: pb.GenerateRequest, config: GenerationConfig
+    ) -> Outputs:
+        operation = "chat" if request.WhichOneof("prompt") == "chat" else "text_completion"
+        return self._metrics.watch(self.served.traced(stream, operation, config), "grpc", config.n)
 
     async def _read_prompt(
         self, request: pb.GenerateRequest, max_model_len: int

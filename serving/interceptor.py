@@ -66,8 +66,10 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             metadata: Any = handler_call_details.invocation_metadata or ()
             try:
                 caller = self._keys.check(
-                    _authorization(metadata), for_admin=method.startswith(ADMIN_METHODS)
+                    _find(metadata, "authorization"), for_admin=method.startswith(ADMIN_METHODS)
                 )
+                parent = _find(metadata, "traceparent") or b""
+                caller = caller._replace(trace_parent=parent.decode("latin-1"))
             except SwiftJaxError as error:
                 log_call(
                     protocol="grpc",
@@ -141,9 +143,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         return grpc_status(error)[0].name if known else grpc.StatusCode.INTERNAL.name
 
 
-def _authorization(metadata: Iterable[tuple[str, str | bytes]]) -> bytes | None:
+def _find(metadata: Iterable[tuple[str, str | bytes]], wanted: str) -> bytes | None:
     for name, value in metadata:
-        if name == "authorization":
+        if name == wanted:
             return value if isinstance(value, bytes) else value.encode("utf-8", "replace")
     return None
 

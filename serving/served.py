@@ -4,9 +4,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from swiftjax.engine.async_engine import AsyncEngine
+from swiftjax.engine.request import GenerationConfig
 from swiftjax.serving.engine_watch import EngineWatch
+from swiftjax.serving.merging import Outputs
 from swiftjax.serving.proto import swiftjax_pb2 as pb
 from swiftjax.serving.tools.formats import ToolParser
+from swiftjax.serving.tracing import Operation, Tracer
 
 
 class Served(NamedTuple):
@@ -17,3 +20,10 @@ class Served(NamedTuple):
     watch: EngineWatch | None = None
     session_folder: Path | None = None
     tool_parser: ToolParser | None = None  # how the model writes calls, if its template hides it
+    tracer: Tracer | None = None
+
+    def traced(self, stream: Outputs, operation: Operation, config: GenerationConfig) -> Outputs:
+        """Pass a stream on, inside a span if there is a tracer."""
+        if self.tracer is None:
+            return stream
+        return self.tracer.watch(stream, self.model.name, operation, config)

@@ -82,12 +82,13 @@ async def run_server(
     drain_seconds: float,
     announce: Callable[[str], None],
     max_restarts: int = 0,
+    tell: Callable[[str], None] = lambda state: None,
 ) -> int:
     """Serve until a signal or the end of the engine; returns the exit code of the process.
 
     0 after SIGTERM, 130 after SIGINT, 1 when the engine died once too often. `load` gives a warm
     engine, and another one after the first has died. `announce` gets lines for the user when calls
-    are taken and when that ends.
+    are taken and when that ends, `tell` the same in systemd's words.
     """
     signals = _StopSignals(listen)
     listeners = Listeners(listen)
@@ -99,7 +100,9 @@ async def run_server(
             signals.can_drain = True
             for line in await listeners.open(served):
                 announce(line)
+            tell("READY=1")
             if await _wait_for_signal(signals, served):
+                tell("STOPPING=1")
                 return await _shut_down(listeners, served, signals, drain_seconds, announce)
             announce("the engine died; the log above says why")
             signals.can_drain = False

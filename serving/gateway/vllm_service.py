@@ -42,7 +42,8 @@ class VllmService(pb_grpc.VllmEngineServicer):
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:
         """Stream tokens, or send them all at the end of a choice."""
-        engine = self._loaded().engine
+        served = self._loaded()
+        engine = served.engine
         prompt = read_prompt(request, engine.limits.max_model_len)
         config = read_config(request.sampling_params)
         writer = AnswerWriter(prompt, config, stream=request.stream)
@@ -54,6 +55,7 @@ class VllmService(pb_grpc.VllmEngineServicer):
             request_id=request.request_id or None,
             timeout=None if timeout is None else float(timeout),
         )
+        stream = served.traced(stream, "text_completion", config)
         with self._remembered(request.request_id):
             async with aclosing(self._metrics.watch(stream, "vllm", config.n)) as outputs:
                 async for output in outputs:

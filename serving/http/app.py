@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from swiftjax.errors import ForbiddenError, InvalidRequestError
 from swiftjax.serving.access_log import log_call, request_id_from
+from swiftjax.serving.caller import Caller, set_caller
 from swiftjax.serving.http.errors import ClientGone, describe
 from swiftjax.serving.http.replies import JsonReply
 from swiftjax.serving.keys import KeyRing
@@ -104,23 +105,25 @@ class FrontDoor:
         request = Request(scope)
         if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADER_BYTES:
             raise HTTPException(431, f"at most {MAX_HEADER_BYTES} bytes of headers are taken")
-        scope["client_id"] = self._check_caller(request)
+        caller = self._check_caller(request)
+        parent = request.headers.get("traceparent", "")
+        set_caller(caller._replace(trace_parent=parent))
         takes_body = request.method == "POST" and scope["path"] in self._post_paths
         body = await _read_body(request, receive) if takes_body else b""
         await _while_connected(self._router(scope, _replay(body), send), receive)
 
-    def _check_caller(self, request: Request) -> str:
-        """Let the caller in; gives a name for the key."""
+    def _check_caller(self, request: Request) -> Caller:
+        """Let the caller in, or raise."""
         if request.scope["path"] in OPEN_PATHS:
-            return ""
+            return Caller()
         authorization = request.headers.get("authorization")
         sent = None if authorization is None else authorization.encode("latin-1")
-        name = self._keys.check(sent).name
+        caller = self._keys.check(sent)
         origin = request.headers.get("origin")
         if self._keys.is_open and origin not in (None, *self._allowed_origins):
             # Else any web page that its user has open could make this machine work for it.
             raise ForbiddenError("pages of this origin may not call: see --allowed-origins")
-        return name
+        return caller
 
 
 async def _read_body(request: Request, receive: Receive) -> bytes:

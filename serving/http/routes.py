@@ -3,7 +3,6 @@
 Every method sees a whole body and is cancelled when its client goes away (`app.py`).
 """
 
-import asyncio
 import time
 import uuid
 from collections.abc import Sequence
@@ -19,18 +18,16 @@ from swiftjax.engine.async_sessions import AsyncSession
 from swiftjax.engine.chat_turns import Messages
 from swiftjax.engine.request import Prompt
 from swiftjax.errors import NotReadyError
+from swiftjax.serving.caller import current_caller
 from swiftjax.serving.gate import Gate
 from swiftjax.serving.http.bodies import (
     ChatBody,
     CompletionBody,
-    DetokenizeBody,
     Options,
-    TokenizeBody,
 )
 from swiftjax.serving.http.errors import ErrorReply, describe
 from swiftjax.serving.http.gated import Endpoint, Gated
 from swiftjax.serving.http.json_body import FieldError, read_body
-from swiftjax.serving.http.logprobs import token_text
 from swiftjax.serving.http.openapi import make_document
 from swiftjax.serving.http.prompts import encode, render
 from swiftjax.serving.http.reading import (
@@ -44,10 +41,11 @@ from swiftjax.serving.http.reading import (
 from swiftjax.serving.http.replies import JsonReply
 from swiftjax.serving.http.session_routes import SessionRoutes
 from swiftjax.serving.http.streams import EventStream
-from swiftjax.serving.http.tools import offer, read_tools
+from swiftjax.serving.http.token_routes import TokenRoutes
+from swiftjax.serving.http.tools import read_tools
 from swiftjax.serving.http.writing import AnswerWriter, ChatWriter, CompletionWriter
 from swiftjax.serving.merging import Outputs, merge
-from swiftjax.serving.messages import check_model, read_vocabulary_ids
+from swiftjax.serving.messages import check_model
 from swiftjax.serving.metrics import CONTENT_TYPE, Metrics
 from swiftjax.serving.served import Served
 from swiftjax.serving.session_desk import find_session
@@ -70,9 +68,7 @@ class Routes:
             ("GET", "/v1/models/{model:path}", self.get_model),
             ("POST", "/v1/completions", self.complete),
             ("POST", "/v1/chat/completions", self.chat),
-            ("GET", "/tokenizer_info", self.tokenizer_info),
-            ("POST", "/tokenize", self.tokenize),
-            ("POST", "/detokenize", self.detokenize),
+            *TokenRoutes(lambda: self.served).paths(),
             *SessionRoutes(lambda: self.served).paths(),
         ]
         always: list[tuple[str, str, Endpoint]] = [
@@ -122,44 +118,6 @@ class Routes:
         ids = await render(engine.tokenizer, body.messages, longest, tools=tools and tools.offered)
         return await self._answer(request, [ids], asked, answer_id, writer)
 
-    async def tokenize(self, request: Request) -> Response:
-        """Turn a text or a chat into token ids."""
-        body = read_body(await request.body(), TokenizeBody)
-        engine, model = self.served[:2]
-        check_model(body.model or "", model.name)
-        if (body.prompt is None) == (body.messages is None):
-            raise FieldError("give exactly one of prompt and messages", "prompt")
-        if body.prompt is not None:
-            special = body.add_special_tokens is not False
-            ids = await asyncio.to_thread(engine.tokenizer.encode, body.prompt, special)
-        else:
-            ids = await render(
-                engine.tokenizer,
-                body.messages or (),
-                engine.limits.max_model_len,
-                tools=offer(body.tools or ()),
-                add_generation_prompt=body.add_generation_prompt is not False,
-            )
-        count = {"count": len(ids), "max_model_len": engine.limits.max_model_len}
-        return JsonReply({"tokens": ids, **count})
-
-    async def detokenize(self, request: Request) -> Response:
-        """Turn token ids into text."""
-        body = read_body(await request.body(), DetokenizeBody)
-        engine, model = self.served[:2]
-        check_model(body.model or "", model.name)
-        ids = read_vocabulary_ids(body.tokens, engine.limits.vocab_size)
-        skip = body.skip_special_tokens is not False
-        text = await asyncio.to_thread(engine.tokenizer.decode, ids, skip)
-        return JsonReply({"prompt": text})
-
-    async def tokenizer_info(self, request: Request) -> Response:
-        """Name the special tokens, for clients that count tokens by asking us."""
-        tokenizer = self.served.engine.tokenizer
-        ids = {"bos_token": tokenizer.bos_token_id, "eos_token": tokenizer.eos_token_id}
-        names = {key: None if i is None else token_text(tokenizer, i) for key, i in ids.items()}
-        return JsonReply(names | {"model_max_length": self.served.engine.limits.max_model_len})
-
     async def list_models(self, request: Request) -> Response:
         """Name the model that is served."""
         return JsonReply({"object": "list", "data": [self._describe()]})
@@ -193,7 +151,7 @@ class Routes:
         return JsonReply(make_document())
 
     def _find(self, request: Request, session_id: str | None) -> AsyncSession | None:
-        owner = request.scope["client_id"]
+        owner = current_caller().name
         return find_session(self.served, session_id, owner) if session_id else None
 
     def _longest(self, body: Options, session: AsyncSession | None) -> int:
@@ -211,7 +169,7 @@ class Routes:
     ) -> list[Outputs]:
         """An answer to each prompt; to what it adds to a session, if there is one."""
         # Where the queue is fair, turns go by key unless the caller speaks for others.
-        client_id = asked.options.client_id or request.scope["client_id"]
+        client_id = asked.options.client_id or current_caller().name
         options = replace(asked.options, client_id=client_id)
         if session is not None:
             content = prompts[0] or None
@@ -239,7 +197,9 @@ class Routes:
         session: AsyncSession | None = None,
     ) -> Response:
         streams = self._streams(request, prompts, asked, answer_id, session)
-        outputs = merge([self._metrics.watch(one, "http", asked.config.n) for one in streams])
+        operation = "chat" if isinstance(writer, ChatWriter) else "text_completion"
+        traced = (self.served.traced(one, operation, asked.config) for one in streams)
+        outputs = merge([self._metrics.watch(one, "http", asked.config.n) for one in traced])
         headers = {}
         if session is None:
             headers["x-swiftjax-prefix-hash"] = prefix_hash(cast(Prompt, prompts[0]))

@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from swiftjax.engine.async_sessions import AsyncSession
 from swiftjax.engine.request import RequestOptions
+from swiftjax.serving.caller import current_caller
 from swiftjax.serving.http.bodies import (
     AppendBody,
     OpenSessionBody,
@@ -51,7 +52,7 @@ class SessionRoutes:
             streaming=read_streaming(body.streaming),
             seed=body.seed,
             options=RequestOptions(cache_salt=body.cache_salt or ""),
-            owner=request.scope["client_id"],
+            owner=current_caller().name,
         )
         return _describe(session)
 
@@ -82,18 +83,18 @@ class SessionRoutes:
     async def save(self, request: Request) -> Response:
         """Write a session to a file in the server's folder."""
         body = read_body(await request.body(), SaveBody)
-        owner = request.scope["client_id"]
+        owner = current_caller().name
         await save_session(self._served(), body.session, body.name, owner)
         return _describe(self._find(request, body.session))
 
     async def restore(self, request: Request) -> Response:
         """Open a session from such a file."""
         body = read_body(await request.body(), RestoreBody)
-        owner = request.scope["client_id"]
+        owner = current_caller().name
         return _describe(await restore_session(self._served(), body.name, owner))
 
     def _find(self, request: Request, session_id: str) -> AsyncSession:
-        return find_session(self._served(), session_id, request.scope["client_id"])
+        return find_session(self._served(), session_id, current_caller().name)
 
 
 def _describe(session: AsyncSession) -> JsonReply:

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Awaitable, Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -14,13 +13,13 @@ from swiftjax.cli.json_log import write_json_lines
 from swiftjax.cli.loading import read_chat_template
 from swiftjax.cli.policy_file import parse_policy
 from swiftjax.cli.reporting import print_line
+from swiftjax.cli.systemd import notify
 from swiftjax.config import EngineConfig, ReaderLimits, SessionLimits
 
 if TYPE_CHECKING:
     from swiftjax.serving.engine_watch import EngineWatch
     from swiftjax.serving.listeners import Listen
     from swiftjax.serving.served import Served
-    from swiftjax.serving.tools.formats import ToolParser
 
 
 MaxNumSeqs = Annotated[
@@ -48,6 +47,14 @@ MaxUnreadTokens = Annotated[
 ]
 MaxPausedSeconds = Annotated[
     float, typer.Option(help="Abort it when the client has read nothing for so long.")
+]
+OtlpEndpoint = Annotated[
+    str | None,
+    typer.Option(
+        help="Send OpenTelemetry spans of requests, without any text, to the collector at this "
+        "address, e.g. http://127.0.0.1:4317 (needs the extra otel).",
+        show_default="none",
+    ),
 ]
 LogFormat = Annotated[
     Literal["text", "json"], typer.Option(help="How log lines on stderr are written.")
@@ -128,6 +135,7 @@ def serve(
     drain_seconds: DrainSeconds = 30.0,
     max_restarts: MaxRestarts = 3,
     log_format: LogFormat = "text",
+    otlp_endpoint: OtlpEndpoint = None,
     quiet: opt.Quiet = False,
 ) -> None:
     """Serve a model over gRPC and OpenAI's HTTP interface until SIGTERM or Ctrl-C.
@@ -185,14 +193,17 @@ def serve(
     log = logging.getLogger("swiftjax")
     if not quiet and log.level > logging.INFO:
         log.setLevel(logging.INFO)  # what an operator wants to know of a start, in the same place
-    raise typer.Exit(
-        _run(
-            partial(_start, config, policy, tool_call_parser, quiet),
-            listen,
-            drain_seconds,
-            max_restarts,
-        )
-    )
+    tracer = None
+    if otlp_endpoint is not None:
+        from swiftjax.serving.tracing import make_tracer
+
+        tracer = make_tracer(otlp_endpoint)
+
+    async def start(watch: "EngineWatch") -> "Served":
+        served = await _start(config, policy, quiet, watch)
+        return served._replace(tool_parser=tool_call_parser, tracer=tracer)
+
+    raise typer.Exit(_run(start, listen, drain_seconds, max_restarts))
 
 
 def _run(
@@ -213,18 +224,13 @@ def _run(
             listen,
             drain_seconds=drain_seconds,
             announce=print_line,
+            tell=notify,
             max_restarts=max_restarts,
         )
     )
 
 
-async def _start(
-    config: EngineConfig,
-    policy: str,
-    tool_parser: "ToolParser | None",
-    quiet: bool,
-    watch: "EngineWatch",
-) -> "Served":
+async def _start(config: EngineConfig, policy: str, quiet: bool, watch: "EngineWatch") -> "Served":
     """Start an engine process and stand before it."""
     from swiftjax.cli.engine_process import start_engine
     from swiftjax.engine.async_engine import AsyncEngine
@@ -239,4 +245,4 @@ async def _start(
     name = Path(config.model_path).name
     model = describe_model(name, info.model, info.limits, tokenizer)
     folder = config.sessions.folder
-    return Served(engine, model, watch, Path(folder) if folder else None, tool_parser)
+    return Served(engine, model, watch, Path(folder) if folder else None)

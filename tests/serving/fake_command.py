@@ -15,9 +15,7 @@ from swiftjax.serving.served import Served
 from tests.serving.harness import MODEL, make_core, make_engine
 
 
-async def start(
-    config: EngineConfig, policy: str, tool_parser: object, quiet: bool, watch: EngineWatch
-) -> Served:
+async def start(config: EngineConfig, policy: str, quiet: bool, watch: EngineWatch) -> Served:
     """Stand in for the function that starts an engine process."""
     core = make_core()
     engine = make_engine(core, config.readers, watch.take)
