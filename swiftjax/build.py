@@ -129,6 +129,7 @@ def build_core(
         model.eos_token_ids,
         config.streaming,
         has_sessions=config.trace is None,
+        windows=tuple(sorted({window for window in model.layer_windows if window})),
     )
     pool = PagePool(plan.num_pages, sizes.page_size)
     kept = _limit_kept(config.sessions, plan)
@@ -145,16 +146,11 @@ def build_core(
 
 
 def check_streaming(model: ModelConfig) -> None:
-    """Refuse models whose own rules of attention do not go together with sinks and a window."""
+    """Refuse models whose rotation does not go together with sinks and a window."""
     if model.rope.kind == "dynamic":
         raise UnsupportedError(
             "streaming does not know RoPE of the dynamic kind, whose angles depend on how long the "
             "text is: leave streaming out"
-        )
-    if any(model.layer_windows):
-        raise UnsupportedError(
-            f"the model has layers with a sliding window of {max(model.layer_windows)} tokens, "
-            "which streaming does not know: leave streaming out"
         )
 
 

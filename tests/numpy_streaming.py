@@ -31,7 +31,7 @@ def streaming_logits(
                 if name.startswith(prefix := f"layers.{i}.")
             }
             h = _norm(x, of["attention_norm.scale"], config.rms_norm_eps)
-            x = x + _attend(config, of, h, cache, streaming)
+            x = x + _attend(config, of, h, cache, streaming, config.window(i))
             h = _norm(x, of["mlp_norm.scale"], config.rms_norm_eps)
             gate, up = np.split(h @ of["mlp.gate_up.kernel"], 2)
             x = x + (gate / (1 + np.exp(-gate)) * up) @ of["mlp.down.kernel"]
@@ -50,6 +50,7 @@ def _attend(
     x: np.ndarray,
     cache: list[tuple[np.ndarray, np.ndarray]],
     streaming: Streaming,
+    window: int,
 ) -> np.ndarray:
     n, k = config.num_heads, config.num_kv_heads
     heads = (x @ of["attention.qkv.kernel"]).reshape(-1, config.head_dim)
@@ -62,6 +63,8 @@ def _attend(
     values = np.stack([value for _, value in cache])
     keys, values = (np.repeat(a, n // k, axis=1) for a in (keys, values))
     scores = np.einsum("nh,cnh->nc", q, keys) / np.sqrt(config.head_dim)
+    if window:  # of this layer
+        scores[:, places <= places[-1] - window] = -np.inf
     weights = np.exp(scores - scores.max(axis=1, keepdims=True))
     weights /= weights.sum(axis=1, keepdims=True)
     out = np.einsum("nc,cnh->nh", weights, values)

@@ -66,6 +66,7 @@ class EngineLimits(NamedTuple):
     eos_token_ids: tuple[int, ...]
     streams: bool = False  # whether requests may ask for streaming
     has_sessions: bool = True
+    windows: tuple[int, ...] = ()  # of layers that have one of their own
 
     def check_session(self, streaming: Streaming | None) -> None:
         """Raise InvalidRequestError where there are no sessions, or none with streaming."""
@@ -75,6 +76,19 @@ class EngineLimits(NamedTuple):
                 "start it without a trace to open sessions"
             )
         check_streams(streaming, self.streams)
+        self.check_windows(streaming)
+
+    def check_windows(self, streaming: Streaming | None) -> None:
+        """Raise InvalidRequestError for a cache that ends amid what a layer sees of it."""
+        for window in self.windows if streaming else ():
+            assert streaming is not None
+            if streaming.window < window < streaming.shared_len():
+                raise InvalidRequestError(
+                    f"sink {streaming.sink} and window {streaming.window} of streaming do not go "
+                    f"with the model's own window of {window} tokens, which would see some sinks "
+                    f"only: take a window of at most {window - streaming.sink}, or of {window} and "
+                    "more"
+                )
 
     def longest(self, streaming: Streaming | None) -> int:
         """Most tokens of prompt and answer together."""
@@ -127,6 +141,7 @@ class EngineCore:
     def submit(self, request: Request) -> None:
         """Queue a request with all its choices; raises InvalidRequestError or QueueFullError."""
         max_queue_len = self.scheduler.config.max_queue_len
+        self.limits.check_windows(request.generation.streaming)
         if request.generation.n > max_queue_len:
             raise InvalidRequestError(
                 f"n is {request.generation.n}; each choice waits in the queue, which holds "

@@ -122,7 +122,8 @@ class Attention(nnx.Module):
         inputs: LayerInputs,
     ) -> Float[Array, "T N H"]:
         scale = self.head_dim**-0.5
-        streams = None if inputs.sinks is None else inputs.sinks.of(q)
+        streams = None if inputs.sinks is None else inputs.sinks.of(q, self.window)
+        window = self.window if streams is None else 0
         if inputs.is_decode:
             return kernels.decode_attention(
                 q,
@@ -131,7 +132,7 @@ class Attention(nnx.Module):
                 inputs.page_table,
                 inputs.context_lens,
                 scale=scale,
-                window=self.window,
+                window=window,
                 streams=streams,
                 implementation=inputs.implementation,
             )
@@ -143,7 +144,7 @@ class Attention(nnx.Module):
             inputs.query_starts,
             inputs.context_lens,
             scale=scale,
-            window=self.window,
+            window=window,
             row_invariant=inputs.row_invariant,
             streams=streams,
             implementation=inputs.implementation,

@@ -25,9 +25,18 @@ class SinkView(NamedTuple):
     sink_lens: Int32[Array, " B"]
     windows: Int32[Array, " B"]
 
-    def of(self, q: Float[Array, "T N H"]) -> kernels.Streams:
-        """Limits and queries of one layer, whose queries `q` are rotated to their positions."""
-        return kernels.Streams(kernels.rotate(q, self.cos, self.sin), self.sink_lens, self.windows)
+    def of(self, q: Float[Array, "T N H"], window: int) -> kernels.Streams:
+        """Limits and queries of one layer, whose queries `q` are rotated to their positions.
+
+        A layer with a `window` of its own (0: none) keeps it, counted in places of the cache: it
+        sees all of a cache that is no longer, and of any other its last tokens, which are no sinks.
+        """
+        sink_lens, windows = self.sink_lens, self.windows
+        if window:
+            sees_all = (windows > 0) & (sink_lens + windows <= window)
+            sink_lens = jnp.where(sees_all, sink_lens, 0)
+            windows = jnp.where(sees_all, windows, window)
+        return kernels.Streams(kernels.rotate(q, self.cos, self.sin), sink_lens, windows)
 
 
 def make_sink_view(rope: RopeConfig, table: RopeTable, batch: Batch) -> SinkView | None:

@@ -31,8 +31,9 @@ def check(
     num_layers: int = 2,
     implementation: Implementation = "xla",
     far: int = 0,
+    layer_windows: tuple[int, ...] = (),
 ) -> None:
-    config = replace(CONFIG, rope=rope, num_layers=num_layers)
+    config = replace(CONFIG, rope=rope, num_layers=num_layers, layer_windows=layer_windows)
     params = random_params(config, np.dtype("float32"))
     ids = IDS[: sum(chunks)]
     logits = forward_logits(
@@ -62,6 +63,21 @@ def test_sinks_and_window_count_tokens_not_pages(sink: int, window: int, page_si
     chunk = min(window, 11)
     chunks = [chunk] * (60 // chunk) + [1] * 20
     check(KINDS["default"], Streaming(sink=sink, window=window), chunks, page_size=page_size)
+
+
+@pytest.mark.parametrize(
+    ("window", "implementation"), [(6, "xla"), (20, "xla"), (24, "xla"), (6, "triton")]
+)
+def test_layers_with_windows_of_their_own_keep_them(
+    window: int, implementation: Implementation
+) -> None:
+    """Shorter than the window of 20 of the stream, the same, and at least as long as its cache."""
+    rope = KINDS["llama3"]
+    chunks = [30, 20, *[1] * 4] if implementation == "triton" else [20, 9, 13, 1, 7, *[1] * 30]
+    check(
+        rope, Streaming(sink=4, window=20), chunks, implementation=implementation,
+        page_size=16 if implementation == "triton" else 4, layer_windows=(window, 0),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(("kind", "far"), [("yarn", 1_200_001), ("llama3", 2_000_000_000)])

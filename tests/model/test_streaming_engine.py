@@ -1,5 +1,7 @@
 """Streaming requests through the whole engine: same text in any company, a few pages for ever."""
 
+import statistics
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -89,12 +91,14 @@ def test_what_was_computed_after_tokens_were_forgotten_is_not_shared() -> None:
     assert [token for output in outputs for token in output.token_ids] == want[0][0]
 
 
-def test_three_thousand_tokens_take_a_constant_number_of_pages() -> None:
+def test_three_thousand_tokens_take_constant_pages_time_and_memory() -> None:
     core = streaming_core(overlaps=True)
     core.submit(make_request(core, PROMPTS[0], replace(GREEDY, max_new_tokens=3000)))
-    in_use, sizes, count = [], [], 0
+    in_use, sizes, times, count = [], [], [], 0
     while core.has_work:
+        start = time.process_time()
         count += sum(len(output.token_ids) for output in core.step())
+        times.append(time.process_time() - start)
         stats = core.stats()
         in_use.append(stats.num_pages - stats.num_free_pages)
         if count % 500 == 0:
@@ -104,6 +108,8 @@ def test_three_thousand_tokens_take_a_constant_number_of_pages() -> None:
     assert set(in_use[50:-10]) <= {sinks + window, sinks + window + 1}
     assert max(in_use) <= STREAMING.most_pages(4)
     assert sizes[-1] - sizes[1] < 1000  # pages of 4 KiB
+    early, late = (statistics.median(times[i : i + 500]) for i in (500, 2500))
+    assert late < 1.5 * early
 
 
 def test_an_abort_gives_all_pages_back() -> None:
@@ -132,9 +138,8 @@ def test_what_cannot_be_is_refused_with_a_remedy() -> None:
     for option in ({"trace": "file"}, {"deterministic": True}):
         with pytest.raises(InvalidRequestError, match="leave one of the two out"):
             EngineConfig(model_path="m", streaming=True, **option)
-    for model in (
-        replace(TINY, rope=RopeConfig(kind="dynamic")),
-        replace(TINY, layer_windows=(8, 0)),
-    ):
-        with pytest.raises(UnsupportedError, match="leave streaming out"):
-            check_streaming(model)
+    with pytest.raises(UnsupportedError, match="leave streaming out"):
+        check_streaming(replace(TINY, rope=RopeConfig(kind="dynamic")))
+    core.limits = core.limits._replace(windows=(23,))
+    with pytest.raises(InvalidRequestError, match="of at most 19, or of 23 and more"):
+        core.submit(make_request(core, [1, 2], GREEDY))
