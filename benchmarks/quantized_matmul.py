@@ -69,21 +69,18 @@ def make_problem(kind: str, inputs: int, outputs: int) -> Problem:
     return Problem(kind=kind, inputs=inputs, outputs=outputs, weights=weights)
 
 
+@partial(jax.jit, static_argnums=1)
 def random_like(key: jax.Array, like: Any) -> jax.Array:
     """Any codes of one parameter."""
-
-    def make(key: jax.Array) -> jax.Array:
-        if like.dtype == jnp.int32:
-            return jax.random.bits(key, like.shape, jnp.uint32).view(jnp.int32)
-        if like.dtype == jnp.int8:
-            return jax.random.randint(key, like.shape, -127, 128, jnp.int8)
-        if like.dtype == jnp.uint8:
-            return jax.random.randint(key, like.shape, 0, 16, jnp.uint8)
-        if like.dtype == jnp.float32:
-            return jax.random.uniform(key, like.shape, jnp.float32, 0.01, 0.02)
-        return jax.random.normal(key, like.shape, jnp.bfloat16).astype(like.dtype)
-
-    return jax.jit(make)(key)
+    if like.dtype == jnp.int32:
+        return jax.random.bits(key, like.shape, jnp.uint32).view(jnp.int32)
+    if like.dtype == jnp.int8:
+        return jax.random.randint(key, like.shape, -127, 128, jnp.int8)
+    if like.dtype == jnp.uint8:
+        return jax.random.randint(key, like.shape, 0, 16, jnp.uint8)
+    if like.dtype == jnp.float32:
+        return jax.random.uniform(key, like.shape, jnp.float32, 0.01, 0.02)
+    return jax.random.normal(key, like.shape, jnp.bfloat16).astype(like.dtype)
 
 
 def product_of(kind: str, tile: MatmulTile | None, implementation: Any = "triton") -> Matmul:
@@ -161,24 +158,17 @@ def check(problem: Problem, x: jax.Array, out: jax.Array) -> None:
 
 def tiles_to_try(kind: str, problem: Problem, tokens: int) -> Iterator[MatmulTile]:
     """The chosen tile first, then others around it."""
-    transposed = kind != "int4"
-    chosen = choose_tile(tokens, problem.outputs, problem.inputs, transposed=transposed)
+    chosen = choose_tile(tokens, problem.outputs, problem.inputs, transposed=kind != "int4")
     yield chosen
-    for splits in (1, 2, 4, 8):
-        if splits != chosen.splits:
-            yield replace(chosen, splits=splits)
-    if problem.outputs < problem.inputs:
-        return
     # Operands of 8 bits have their own instructions only where the weights stand first.
     orders = (True,) if kind in ("fp8", "w8a8") else (False, True)
     block_ks = (128,) if kind == "int4" else (128, 256)
-    for transposed, block_n, block_k, (warps, stages) in itertools.product(
-        orders, (32, 64, 128), block_ks, ((4, 3), (4, 5), (2, 4), (8, 4))
+    splits = (2, 4, 8) if problem.outputs < problem.inputs else (1, 2)
+    for order, block_n, block_k, parts, (warps, stages) in itertools.product(
+        orders, (64, 128), block_ks, splits, ((4, 3), (4, 4), (8, 3))
     ):
-        if transposed and (block_n < 64 or warps < 4):
-            continue
         yield replace(
-            chosen, block_n=block_n, block_k=block_k, transposed=transposed,
+            chosen, block_n=block_n, block_k=block_k, transposed=order, splits=parts,
             launch=_triton.Launch(num_warps=warps, num_stages=stages),
         )  # fmt: skip
 
@@ -241,6 +231,7 @@ def main() -> None:
     parser.add_argument("--sweep", action="store_true")
     parser.add_argument("--kind", nargs="*", default=["bf16", *KINDS])
     parser.add_argument("--tokens", nargs="*", type=int)
+    parser.add_argument("--shapes", nargs="*", type=lambda s: tuple(map(int, s.split("x"))))
     parser.add_argument("--seconds", type=float, default=150)
     args = parser.parse_args()
     device = jax.devices()[0]
@@ -249,7 +240,7 @@ def main() -> None:
     start = time.monotonic()
     for i, kind in enumerate(kinds):
         until = start + args.seconds * (i + 1) / len(kinds)
-        for inputs, outputs in SHAPES[:2] if args.sweep else SHAPES:
+        for inputs, outputs in args.shapes or (SHAPES[:2] if args.sweep else SHAPES):
             problem = make_problem(kind, inputs, outputs)
             few = (16, 64) if args.sweep else TOKENS
             for tokens in args.tokens or few:

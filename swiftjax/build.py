@@ -30,7 +30,6 @@ from swiftjax.engine.tracer import Tracer, check_writable
 from swiftjax.errors import InvalidRequestError, UnsupportedError
 from swiftjax.memory import GIB, MemoryPlan
 from swiftjax.model.page_copies import PageCopies
-from swiftjax.model.programs import SAMPLERS
 from swiftjax.model.runner import ModelRunner, make_programs, make_state
 from swiftjax.sizing import (
     Sizes,
@@ -110,7 +109,6 @@ def build_core(
         page_size=sizes.page_size,
         max_model_len=MAX_STREAM_LEN if config.streaming else sizes.max_model_len,
         implementation=implementation,
-        samplers=("full",) if config.deterministic else SAMPLERS,
         row_invariant=config.deterministic,
     )
     params = programs.model.bind(load_params(opened, progress))
@@ -133,8 +131,7 @@ def build_core(
     )
     pool = PagePool(plan.num_pages, sizes.page_size)
     kept = _limit_kept(config.sessions, plan)
-    model_version = os.path.abspath(config.model_path)
-    scheduler = _make_scheduler(config, sizes, pool, model, model_version, kept)
+    scheduler = _make_scheduler(config, sizes, pool, model, buckets, kept)
     salt = _prefix_salt(model)
     tracer = Tracer(config.trace, scheduler, salt=salt) if config.trace else None
     # A CPU computes with the cores that the host would plan on, so it has nothing to gain.
@@ -193,7 +190,7 @@ def _make_scheduler(
     sizes: Sizes,
     pool: PagePool,
     model: ModelConfig,
-    model_version: str,
+    buckets: Buckets,
     kept: KeptLimits,
 ) -> Scheduler:
     scheduling = SchedulerConfig(
@@ -205,10 +202,11 @@ def _make_scheduler(
         prefix_cache=config.prefix_cache,
         min_batch_size=config.min_batch_size,
         max_wait=config.max_wait_ms / 1000,
+        step_sizes=tuple(shape.num_tokens for shape in buckets.mixed),
     )
-    rows = RowTable(sizes.max_num_seqs, sizes.max_pages_per_seq)
-    salt = _prefix_salt(model)
-    return Scheduler(scheduling, pool, rows, salt=salt, model_version=model_version, kept=kept)
+    rows, salt = RowTable(sizes.max_num_seqs, sizes.max_pages_per_seq), _prefix_salt(model)
+    version = os.path.abspath(config.model_path)
+    return Scheduler(scheduling, pool, rows, salt=salt, model_version=version, kept=kept)
 
 
 def _limit_kept(limits: SessionLimits, plan: MemoryPlan) -> KeptLimits:

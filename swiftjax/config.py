@@ -101,6 +101,7 @@ class SchedulerConfig:
     prefix_cache: bool = True
     min_batch_size: int = 1  # newcomers start once so many wait,
     max_wait: float = 0.0  # or once the oldest has waited so many seconds
+    step_sizes: tuple[int, ...] = ()  # numbers of tokens that steps are padded to, ascending
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

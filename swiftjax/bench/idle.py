@@ -1,9 +1,15 @@
-"""How much of the time the device has nothing to do while the engine decodes, from a profile."""
+"""How much of the time the device has nothing to do while the engine decodes, from a profile.
 
+The details of a figure say what the time is made of: kernels a step, and the longest by name.
+"""
+
+import re
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 
@@ -12,7 +18,15 @@ from swiftjax.bench.records import Figure
 from swiftjax.bench.workloads import random_prompts
 from swiftjax.engine.request import GenerationConfig
 
-PROMPT_LEN, NUM_STEPS = 512, 40
+PROMPT_LEN, NUM_STEPS, NUM_NAMES = 512, 40, 16
+
+
+class Span(NamedTuple):
+    """One thing that a GPU did, in nanoseconds."""
+
+    start: float
+    end: float
+    name: str
 
 
 def measure_idle(engine: Engine, batches: Iterable[int]) -> Iterator[Figure]:
@@ -34,29 +48,39 @@ def measure_idle(engine: Engine, batches: Iterable[int]) -> Iterator[Figure]:
             engine.step()
         engine.get_completed_requests()
         if spans:
-            idle = 100 * (1 - _covered(spans) / (spans[-1][1] - spans[0][0]))
+            idle = 100 * (1 - _covered(spans) / (spans[-1].end - spans[0].start))
             yield Figure(
                 workload="idle", batch=batch, context=PROMPT_LEN, unit="% of the time", value=idle,
-                spread=(idle, idle), details={"ms_per_step_profiled": took / NUM_STEPS * 1e3},
+                spread=(idle, idle),
+                details={"ms_per_step_profiled": took / NUM_STEPS * 1e3, **_made_of(spans)},
             )  # fmt: skip
 
 
-def _kernel_spans(folder: Path) -> list[tuple[float, float]]:
-    """Start and end of everything on the GPU's streams, in nanoseconds, sorted."""
+def _kernel_spans(folder: Path) -> list[Span]:
+    """Everything on the GPU's streams, sorted."""
     path = next(folder.rglob("*.xplane.pb"))
     planes = jax.profiler.ProfileData.from_file(str(path)).planes
     lines = (line for plane in planes if "GPU" in plane.name for line in plane.lines)
     return sorted(
-        (event.start_ns, event.start_ns + event.duration_ns)
+        Span(event.start_ns, event.start_ns + event.duration_ns, event.name)
         for line in lines
         if line.name.startswith("Stream")
         for event in line.events
     )
 
 
-def _covered(spans: list[tuple[float, float]]) -> float:
-    busy, end = 0.0, spans[0][0]
-    for start, stop in spans:
+def _made_of(spans: list[Span]) -> dict[str, object]:
+    """Kernels and copies a step, and milliseconds a step by name; numbers in names are dropped."""
+    times: Counter[str] = Counter()
+    for start, end, name in spans:
+        times[re.sub(r"[_.]?\d+", "", name)] += (end - start) / NUM_STEPS / 1e6
+    longest = {name: round(ms, 4) for name, ms in times.most_common(NUM_NAMES)}
+    return {"kernels_per_step": round(len(spans) / NUM_STEPS), "ms_by_kernel": longest}
+
+
+def _covered(spans: list[Span]) -> float:
+    busy, end = 0.0, spans[0].start
+    for start, stop, _ in spans:
         busy += max(0.0, stop - max(start, end))
         end = max(end, stop)
     return busy

@@ -24,11 +24,20 @@ class Plan(NamedTuple):
     moves: PageMoves
 
 
+# What a step costs beside its tokens, in tokens: reading the weights once.
+FIXED_COST = 256
+
+
 class PlanDraft:
     """A plan while the scheduler fills it; `budget` is what is left of the step's tokens."""
 
-    def __init__(self, budget: int, *, in_flight: bool = False) -> None:
+    def __init__(
+        self, budget: int, *, step_sizes: SequenceOf[int] = (), in_flight: bool = False
+    ) -> None:
+        """Steps are padded to `step_sizes` tokens, ascending; none means they are not."""
         self.budget = budget
+        self.num_tokens = 0
+        self._step_sizes = step_sizes
         self.in_flight = in_flight  # whether the step before is still to be read
         self.work: list[Work] = []
         self.admitted: list[Sequence] = []
@@ -45,6 +54,23 @@ class PlanDraft:
         self.work.append(Work(sequence, start, num_new, samples))
         self._starts[sequence.order] = start
         self.budget -= num_new
+        self.num_tokens += num_new
+
+    def worth_computing(self, wanted: int) -> int:
+        """How many of a prompt's `wanted` tokens to put at the end of this step, one at least.
+
+        All, or as many as fill the padded step below: the rest goes on in the next step, and costs
+        less there than padding would here. Where nobody else is in this step, the next one may be
+        for the rest alone.
+        """
+        total = self.num_tokens + min(wanted, self.budget)
+        below = max((size for size in self._step_sizes if size <= total), default=0)
+        above = min((size for size in self._step_sizes if size >= total), default=0)
+        rest = cost = total - below
+        if not self.work:
+            cost = FIXED_COST + min((s for s in self._step_sizes if s >= rest), default=rest)
+        is_cheaper = self.num_tokens < below and cost < above - below
+        return below - self.num_tokens if is_cheaper else wanted
 
     def is_planned(self, sequence: Sequence) -> bool:
         """Whether the sequence has work in this plan, so that its pages are spoken for."""

@@ -185,7 +185,11 @@ class Scheduler:
         is empty when that is needed, and the caller reads before it asks again.
         """
         self._expire(now)
-        draft = PlanDraft(self.config.max_num_batched_tokens, in_flight=in_flight)
+        draft = PlanDraft(
+            self.config.max_num_batched_tokens,
+            step_sizes=self.config.step_sizes,
+            in_flight=in_flight,
+        )
         paused = [self._running[i] for i in self._paused if i in self._running]
         if in_flight and (self._must_read or self._preempt_asked or paused):
             return draft.finish()
@@ -328,7 +332,11 @@ class Scheduler:
         if sequence.streaming is not None:
             drop_expired(sequence, sequence.streaming, self.pool, self.rows)
         start, dropped = sequence.computed_len, sequence.num_dropped
-        end = min(total, start + draft.budget, (sequence.max_pages + dropped) * page_size)
+        wanted = total - start
+        if wanted > 1 and not (self.num_waiting and self._num_free_rows):  # nobody follows
+            wanted = draft.worth_computing(wanted)
+        end = start + min(wanted, draft.budget)
+        end = min(end, (sequence.max_pages + dropped) * page_size)
         if end <= start:
             return
         room = (len(sequence.page_ids) + dropped) * page_size

@@ -12,6 +12,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from swiftjax.batch import NONE, NUM_TOP
+from swiftjax.model.filters import sortable
 
 # Rows of logits alive at a time while a prompt is scored.
 PROMPT_BLOCK = 128
@@ -25,22 +26,41 @@ class TokenScores(NamedTuple):
     top_logprobs: Array  # [rows NUM_TOP] float32
 
 
-def token_logprobs(logits: Float[Array, "R V"], token_ids: Int[Array, " R"]) -> Float[Array, " R"]:
-    """The log-probability of one token per row."""
-    chosen = jnp.take_along_axis(logits, token_ids[:, None], axis=-1)[:, 0]
-    return chosen - jax.nn.logsumexp(logits, axis=-1)
+def log_total(logits: Float[Array, "R V"]) -> Float[Array, " R"]:
+    """What to take from a score to get its log-probability."""
+    return jax.nn.logsumexp(logits, axis=-1)
+
+
+def token_logprobs(
+    logits: Float[Array, "R V"], total: Float[Array, " R"], token_ids: Int[Array, " R"]
+) -> Float[Array, " R"]:
+    """The log-probability of one token per row; `total` is the `log_total` of the logits."""
+    return jnp.take_along_axis(logits, token_ids[:, None], axis=-1)[:, 0] - total
 
 
 def top_logprobs(
-    logits: Float[Array, "R V"],
+    logits: Float[Array, "R V"], total: Float[Array, " R"]
 ) -> tuple[Int[Array, "R top"], Float[Array, "R top"]]:
-    """The NUM_TOP most likely tokens of each row."""
-    count = min(NUM_TOP, logits.shape[1])
-    values, ids = lax.top_k(logits, count)
-    logprobs = values - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-    padding = ((0, 0), (0, NUM_TOP - count))
+    """The NUM_TOP most likely tokens of each row; of equal ones the lower id comes first.
+
+    One pass over the scores for each, as a GPU would sort the whole vocabulary for `top_k`.
+    """
+    num_rows, vocab_size = logits.shape
+    keys, ids = sortable(logits), lax.broadcasted_iota(jnp.int32, logits.shape, 1)
+
+    def next_best(last: tuple[Array, Array], _: None) -> tuple[tuple[Array, Array], Array]:
+        key, token = last[0][:, None], last[1][:, None]
+        comes_later = (keys < key) | ((keys == key) & (ids > token))
+        rest = jnp.where(comes_later, keys, 0)
+        best = jnp.argmax(rest, axis=-1).astype(jnp.int32)
+        return (jnp.max(rest, axis=-1), best), best
+
+    before_all = (jnp.full(num_rows, 2**32 - 1, jnp.uint32), jnp.full(num_rows, -1, jnp.int32))
+    _, tokens = lax.scan(next_best, before_all, length=min(NUM_TOP, vocab_size))
+    logprobs = jnp.take_along_axis(logits, tokens.T, axis=-1) - total[:, None]
+    padding = ((0, 0), (0, NUM_TOP - tokens.shape[0]))
     return (
-        jnp.pad(ids.astype(jnp.int32), padding, constant_values=NONE),
+        jnp.pad(tokens.T, padding, constant_values=NONE),
         jnp.pad(logprobs, padding),
     )
 
@@ -77,7 +97,9 @@ def score_prompt(
         logits = head(lax.dynamic_slice_in_dim(hidden, start, size)).astype(jnp.float32)
         targets = lax.dynamic_slice_in_dim(target_ids, start, size)
         targets = jnp.minimum(targets, logits.shape[1] - 1)
-        parts = TokenScores(token_logprobs(logits, targets), *top_logprobs(logits))
+        total = log_total(logits)
+        logprobs = token_logprobs(logits, total, targets)
+        parts = TokenScores(logprobs, *top_logprobs(logits, total))
         return TokenScores(
             *(
                 lax.dynamic_update_slice_in_dim(whole, part, start, axis=0)

@@ -1,11 +1,11 @@
-"""The compiled programs of a step: forward, then one of three samplers, then scores of prompts.
+"""The compiled programs of a step: forward, then one of four samplers, then scores of prompts.
 
 They are apart because a device-side condition makes the host wait for its outcome, which stalls the
 whole next step; the host knows which sampler a batch needs anyway. A forward pass is compiled per
 batch shape, a sampler per number of rows. Called by `runner.py` only.
 """
 
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
@@ -16,15 +16,23 @@ from jaxtyping import Array, Float, Int
 
 from swiftjax.batch import NONE, Batch, BatchShape, SamplingBatch, TokenEdits, empty_edits
 from swiftjax.model.kv_cache import KVCache
-from swiftjax.model.logprobs import score_prompt
+from swiftjax.model.logprobs import log_total, score_prompt
 from swiftjax.model.packing import packed_sizes, unpack, unpack_sampling
 from swiftjax.model.penalties import Counts, count_sampled
-from swiftjax.model.sampling import SampledTokens, draw, greedy, sample
+from swiftjax.model.sampling import (
+    Logits,
+    SampledTokens,
+    draw,
+    draw_filtered,
+    greedy,
+    sample,
+)
 from swiftjax.model.step_model import StepModel
 from swiftjax.model.step_results import as_bits
 
-# greedy: the most likely token of every row; random: a draw of whole distributions; full: anything
-Sampler = Literal["greedy", "random", "full"]
+# greedy: the most likely token of every row; random: a draw of whole distributions; filtered: of
+# what top-k, top-p and min-p leave; full: anything
+Sampler = Literal["greedy", "random", "filtered", "full"]
 SAMPLERS: tuple[Sampler, ...] = get_args(Sampler)
 
 # Tracing shares one interpreter; the compiler runs beside it.
@@ -45,12 +53,9 @@ class Programs:
     Needs the shapes of weights and state only, not their values.
     """
 
-    def __init__(
-        self, model: StepModel, state: State, samplers: tuple[Sampler, ...] = SAMPLERS
-    ) -> None:
-        """`state` is abstract; of `samplers` only these are ever asked for."""
+    def __init__(self, model: StepModel, state: State) -> None:
+        """`state` is abstract."""
         self.model = model
-        self.samplers = samplers
         self._state = state
         self._compiled: dict[tuple[Any, ...], jax.stages.Compiled] = {}
 
@@ -67,18 +72,18 @@ class Programs:
         forwards = sorted(shapes, key=lambda shape: -shape.num_tokens)
         return [
             *(partial(self.forward, shape) for shape in forwards),
-            *(partial(self.sampler, n, kind) for n in row_counts for kind in self.samplers),
+            *(partial(self.sampler, n, kind) for n in row_counts for kind in SAMPLERS),
             *(partial(self.scorer, length) for length in lengths),
         ]
 
     def forward(self, shape: BatchShape) -> jax.stages.Compiled:
-        """(params, kv_cache, last_tokens, packed) -> (logits, hidden or None, kv_cache)."""
+        """(params, kv_cache, last_tokens, packed) -> (logits, total, hidden or None, kv_cache)."""
         return self._get(("forward", shape), lambda: self.lower_forward(shape))
 
     def sampler(self, num_rows: int, kind: Sampler) -> jax.stages.Compiled:
-        """(logits, last_tokens, packed) -> (tokens, last_tokens) for greedy and random rows.
+        """(logits, total, last_tokens, packed) -> (tokens, last_tokens) for all but full.
 
-        full: (logits, last_tokens, packed, counts, edits) -> (tokens, top, last_tokens, counts).
+        full: (..., counts, edits, masks) -> (tokens, top, last_tokens, counts).
         """
         return self._get((kind, num_rows), lambda: self._lower_sampler(num_rows, kind))
 
@@ -107,7 +112,7 @@ class Programs:
             kv_cache: KVCache,
             last_tokens: Int[Array, " rows"],
             packed: Int[Array, " words"],
-        ) -> tuple[Array, Array | None, KVCache]:
+        ) -> tuple[Array, Array, Array | None, KVCache]:
             batch = unpack(packed, shape)
             unread = last_tokens.at[batch.token_sources].get(mode="fill", fill_value=0)
             is_read = batch.token_sources == NONE
@@ -115,7 +120,8 @@ class Programs:
             batch = replace(batch, token_ids=token_ids)
             llama, hidden, kv_cache = model.forward(params, kv_cache, batch)
             logits = llama.logits(hidden[batch.sample_rows])
-            return logits, hidden if is_mixed else None, kv_cache
+            total = log_total(logits.astype(jnp.float32))
+            return logits, total, hidden if is_mixed else None, kv_cache
 
         packed = _words(packed_sizes(shape)[0])
         args = (model.abstract_params, self._state.kv_cache, self._state.last_tokens, packed)
@@ -124,13 +130,14 @@ class Programs:
     def _lower_sampler(self, num_rows: int, kind: Sampler) -> jax.stages.Lowered:
         shape = BatchShape(num_tokens=num_rows, num_seqs=num_rows, max_pages=1)
         logits = jax.ShapeDtypeStruct((num_rows, self._state.counts.shape[1]), self.model.dtype)
-        args = (logits, self._state.last_tokens, _words(packed_sizes(shape)[1]))
+        total = jax.ShapeDtypeStruct((num_rows,), jnp.float32)
+        args = (logits, total, self._state.last_tokens, _words(packed_sizes(shape)[1]))
         if kind != "full":
-            step = _choose_greedy if kind == "greedy" else _choose_random
-            return jax.jit(step, donate_argnums=1).lower(*args)
+            step = partial(_choose, _SIMPLE_SAMPLERS[kind])
+            return jax.jit(step, donate_argnums=2).lower(*args)
         edits = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, empty_edits(num_rows)))
         masks = jax.ShapeDtypeStruct((num_rows, self.num_mask_words), jnp.int32)
-        step = jax.jit(_choose, donate_argnums=(1, 3))
+        step = jax.jit(_choose_fully, donate_argnums=(2, 4))
         return step.lower(*args, self._state.counts, edits, masks)
 
     def _lower_scorer(self, num_tokens: int) -> jax.stages.Lowered:
@@ -145,27 +152,25 @@ class Programs:
         return jax.jit(score).lower(model.abstract_params, hidden, _words(num_tokens))
 
 
-def choose_sampler(batch: Batch, samplers: Container[Sampler] = SAMPLERS) -> Sampler:
-    """The cheapest of these samplers that does what the rows of a host batch ask."""
-    kind = _cheapest_sampler(batch)
-    return kind if kind in samplers else "full"
-
-
-def _cheapest_sampler(batch: Batch) -> Sampler:
+def choose_sampler(batch: Batch) -> Sampler:
+    """The cheapest sampler that does what the rows of a host batch ask."""
     rows: SamplingBatch = batch.sampling
-    if batch.edits is not None or batch.masks is not None or _any_differs(rows, _CHANGES):
+    if batch.edits is not None or batch.masks is not None or _any_differs(rows, _RARE):
         return "full"
     if not (rows.temperature > 0.0).any():
         return "greedy"
-    return "full" if _any_differs(rows, _FILTERS) else "random"
+    return "filtered" if _any_differs(rows, _FILTERS) else "random"
 
 
-# Neutral values: of what changes or reports scores, and of what limits a draw.
-_CHANGES = {
+# Neutral values: of what only `sample` does, and of what limits a draw.
+_RARE = {
     "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
-    "num_logprobs": 0.0, "processed": 0.0,
+    "num_logprobs": 0.0, "processed": 0.0, "typical_p": 1.0,
 }  # fmt: skip
-_FILTERS = {"top_k": 0.0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}
+_FILTERS = {"top_k": 0.0, "top_p": 1.0, "min_p": 0.0}
+_SIMPLE_SAMPLERS: dict[Sampler, Callable[[Logits, SamplingBatch], SampledTokens]] = {
+    "greedy": lambda logits, _: greedy(logits), "random": draw, "filtered": draw_filtered,
+}  # fmt: skip
 
 
 def _any_differs(rows: SamplingBatch, neutral: dict[str, float]) -> bool:
@@ -176,22 +181,20 @@ def _words(count: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((count,), jnp.int32)
 
 
-def _choose_greedy(
-    logits: Float[Array, "R V"], last_tokens: Int[Array, " rows"], packed: Int[Array, " words"]
-) -> tuple[Array, Array]:
-    sampling = unpack_sampling(packed, logits.shape[0])
-    return _keep(greedy(logits.astype(jnp.float32)), last_tokens, sampling)
-
-
-def _choose_random(
-    logits: Float[Array, "R V"], last_tokens: Int[Array, " rows"], packed: Int[Array, " words"]
-) -> tuple[Array, Array]:
-    sampling = unpack_sampling(packed, logits.shape[0])
-    return _keep(draw(logits.astype(jnp.float32), sampling), last_tokens, sampling)
-
-
 def _choose(
+    sampler: Callable[[Logits, SamplingBatch], SampledTokens],
     logits: Float[Array, "R V"],
+    total: Float[Array, " R"],
+    last_tokens: Int[Array, " rows"],
+    packed: Int[Array, " words"],
+) -> tuple[Array, Array]:
+    sampling = unpack_sampling(packed, logits.shape[0])
+    return _keep(sampler(Logits(logits, total), sampling), last_tokens, sampling)
+
+
+def _choose_fully(
+    logits: Float[Array, "R V"],
+    total: Float[Array, " R"],
     last_tokens: Int[Array, " rows"],
     packed: Int[Array, " words"],
     counts: Counts,
@@ -199,7 +202,7 @@ def _choose(
     masks: Int[Array, "R W"],
 ) -> tuple[Array, Array, Array, Counts]:
     sampling = unpack_sampling(packed, logits.shape[0])
-    sampled = sample(logits.astype(jnp.float32), sampling, edits, counts, masks)
+    sampled = sample(Logits(logits, total), sampling, edits, counts, masks)
     counts = count_sampled(counts, sampling.count_rows, sampled.token_ids)
     _, *top = as_bits(sampled.scores)
     tokens, last_tokens = _keep(sampled, last_tokens, sampling)

@@ -34,9 +34,7 @@ from swiftjax.model.page_copies import PageCopies
 from swiftjax.model.penalties import empty_counts
 from swiftjax.model.programs import (
     NUM_THREADS,
-    SAMPLERS,
     Programs,
-    Sampler,
     State,
     choose_sampler,
 )
@@ -50,7 +48,7 @@ class ModelRunner:
     """Compiles, warms up and dispatches steps."""
 
     def __init__(self, programs: Programs, params: tuple[Array, ...], state: State) -> None:
-        """`params` bound by the model of `programs`; of its samplers the cheapest is used."""
+        """`params` are bound by the model of `programs`."""
         self._programs = programs
         self._params = params
         self._state = state
@@ -113,18 +111,18 @@ class ModelRunner:
             streams=batch.windows is not None,
         )
         packed = pack(batch)
-        logits, hidden, kv_cache = self._programs.forward(shape)(
+        logits, total, hidden, kv_cache = self._programs.forward(shape)(
             self._params, kv_cache, last_tokens, packed.step
         )
-        kind, top = choose_sampler(batch, self._programs.samplers), None
+        kind, top = choose_sampler(batch), None
         sampler = self._programs.sampler(shape.num_seqs, kind)
         if kind == "full":
             limits = (self._edits_of(batch), self._masks_of(batch))
             tokens, top, last_tokens, counts = sampler(
-                logits, last_tokens, packed.sampling, counts, *limits
+                logits, total, last_tokens, packed.sampling, counts, *limits
             )
         else:
-            tokens, last_tokens = sampler(logits, last_tokens, packed.sampling)
+            tokens, last_tokens = sampler(logits, total, last_tokens, packed.sampling)
         self._state = State(kv_cache, last_tokens, counts)
         has_top = bool(batch.sampling.num_logprobs.any())
         return DeviceTokens(tokens, top if has_top else None, self._score(batch, hidden))
@@ -195,7 +193,6 @@ def make_programs(
     page_size: int,
     max_model_len: int,
     implementation: kernels.Implementation,
-    samplers: tuple[Sampler, ...] = SAMPLERS,
     row_invariant: bool = False,
 ) -> Programs:
     """The programs of a model and a cache of these sizes, for rows < max_num_seqs."""
@@ -210,7 +207,7 @@ def make_programs(
             config, max_num_seqs=max_num_seqs, num_pages=num_pages, page_size=page_size
         )
     )
-    return Programs(model, state, samplers)
+    return Programs(model, state)
 
 
 def make_state(config: ModelConfig, *, max_num_seqs: int, num_pages: int, page_size: int) -> State:

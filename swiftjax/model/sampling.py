@@ -12,10 +12,32 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from swiftjax.batch import ALL_ALLOWED, NONE, SamplingBatch, TokenEdits
-from swiftjax.model.filters import has_filters, keep_mask
-from swiftjax.model.logprobs import TokenScores, no_scores, token_logprobs, top_logprobs
+from swiftjax.batch import SamplingBatch, TokenEdits
+from swiftjax.model.filters import keep_mask, sortable, typical_mask
+from swiftjax.model.logprobs import (
+    TokenScores,
+    log_total,
+    no_scores,
+    token_logprobs,
+    top_logprobs,
+)
 from swiftjax.model.penalties import Counts, apply_edits, apply_masks, apply_penalties
+
+
+class Logits(NamedTuple):
+    """Raw scores of the rows to sample, as arrays in jit.
+
+    The total is made once for all samplers, so that a log-probability has the same bits whichever
+    of them a batch needs.
+    """
+
+    scores: Array  # [R V] in the model's dtype
+    total: Array  # [R] float32, the `log_total` of the scores
+
+    @property
+    def wide(self) -> Float[Array, "R V"]:
+        """The scores in float32."""
+        return self.scores.astype(jnp.float32)
 
 
 class SampledTokens(NamedTuple):
@@ -25,40 +47,30 @@ class SampledTokens(NamedTuple):
     scores: TokenScores  # of R rows
 
 
-def greedy(logits: Float[Array, "R V"]) -> SampledTokens:
+def greedy(logits: Logits) -> SampledTokens:
     """The most likely token of every row, with its raw log-probability and no alternatives."""
-    return _with_raw_logprobs(logits, jnp.argmax(logits, axis=-1).astype(jnp.int32))
+    return _with_raw_logprobs(logits, _best(logits.scores))
 
 
-def draw(logits: Float[Array, "R V"], sampling: SamplingBatch) -> SampledTokens:
+def draw(logits: Logits, sampling: SamplingBatch) -> SampledTokens:
     """A draw from the whole distribution at each row's temperature; greedy rows may be among them.
 
     Scores as from `greedy`. What `sample` gives when nothing but temperatures is set.
     """
-    is_random = sampling.temperature > 0.0
-    scaled = logits / jnp.where(is_random, sampling.temperature, 1.0)[:, None]
-    drawn = jnp.argmax(_add_noise(scaled, sampling), axis=-1)
-    best = jnp.argmax(logits, axis=-1)
-    return _with_raw_logprobs(logits, jnp.where(is_random, drawn, best).astype(jnp.int32))
+    scaled = _scaled(logits.wide, sampling)
+    return _with_raw_logprobs(logits, _draw(logits.wide, scaled, None, sampling))
 
 
-def _with_raw_logprobs(logits: Float[Array, "R V"], token_ids: Int[Array, " R"]) -> SampledTokens:
-    scores = no_scores(logits.shape[0])
-    return SampledTokens(token_ids, scores._replace(logprobs=token_logprobs(logits, token_ids)))
-
-
-def _has_edits(edits: TokenEdits) -> Bool[Array, ""]:
-    no_limit = edits.only_listed == 0
-    return jnp.any(~no_limit | (edits.ids[:, 0] != NONE))
-
-
-def _has_penalties(sampling: SamplingBatch) -> Bool[Array, ""]:
-    changes = (sampling.presence_penalty != 0.0) | (sampling.frequency_penalty != 0.0)
-    return jnp.any(changes | (sampling.repetition_penalty != 1.0))
+def draw_filtered(logits: Logits, sampling: SamplingBatch) -> SampledTokens:
+    """The same from what top-k, top-p and min-p leave."""
+    scaled = _scaled(logits.wide, sampling)
+    # A temperature changes no order, and raw scores may be narrower.
+    kept = keep_mask(scaled, sortable(logits.scores), sampling)
+    return _with_raw_logprobs(logits, _draw(logits.wide, scaled, kept, sampling))
 
 
 def sample(
-    logits: Float[Array, "R V"],
+    logits: Logits,
     sampling: SamplingBatch,
     edits: TokenEdits,
     counts: Counts,
@@ -68,57 +80,47 @@ def sample(
 
     Processed ones are of the scores after penalties, edits and temperature, before the filters.
     """
-    changed = lax.cond(
-        _has_penalties(sampling),
-        lambda: apply_penalties(logits, counts, sampling),
-        lambda: logits,
-    )
-    changed = lax.cond(_has_edits(edits), lambda: apply_edits(changed, edits), lambda: changed)
+    changed = apply_edits(apply_penalties(logits.wide, counts, sampling), edits)
     if masks is not None:
-        changed = lax.cond(
-            jnp.any(masks != ALL_ALLOWED), lambda: apply_masks(changed, masks), lambda: changed
-        )
-    is_random = sampling.temperature > 0.0
-    scaled = changed / jnp.where(is_random, sampling.temperature, 1.0)[:, None]
-    greedy = jnp.argmax(changed, axis=-1).astype(jnp.int32)
-    token_ids = lax.cond(
-        jnp.any(is_random),
-        lambda: jnp.where(is_random, _draw(scaled, sampling), greedy),
-        lambda: greedy,
-    )
-    reported = jnp.where(sampling.processed[:, None] > 0, scaled, logits)
-    none = no_scores(logits.shape[0])
-    top_ids, top = lax.cond(
-        jnp.any(sampling.num_logprobs > 0),
-        lambda: top_logprobs(reported),
-        lambda: (none.top_ids, none.top_logprobs),
-    )
-    return SampledTokens(token_ids, TokenScores(token_logprobs(reported, token_ids), top_ids, top))
+        changed = apply_masks(changed, masks)
+    scaled = _scaled(changed, sampling)
+    kept = typical_mask(scaled, keep_mask(scaled, sortable(scaled), sampling), sampling)
+    token_ids = _draw(changed, scaled, kept, sampling)
+    is_processed = sampling.processed > 0
+    reported = jnp.where(is_processed[:, None], scaled, logits.wide)
+    total = jnp.where(is_processed, log_total(scaled), logits.total)
+    logprobs = token_logprobs(reported, total, token_ids)
+    return SampledTokens(token_ids, TokenScores(logprobs, *top_logprobs(reported, total)))
 
 
-def _draw(scaled: Float[Array, "R V"], sampling: SamplingBatch) -> Int[Array, " R"]:
-    """Gumbel-max: argmax(logits / T + noise) over the kept tokens is a draw from the softmax."""
-    noisy = _add_noise(scaled, sampling)
-    return lax.cond(
-        has_filters(sampling),
-        lambda: _argmax_kept(scaled, noisy, sampling),
-        lambda: jnp.argmax(noisy, axis=-1).astype(jnp.int32),
-    )
+def _with_raw_logprobs(logits: Logits, token_ids: Int[Array, " R"]) -> SampledTokens:
+    logprobs = token_logprobs(logits.wide, logits.total, token_ids)
+    return SampledTokens(token_ids, no_scores(token_ids.shape[0])._replace(logprobs=logprobs))
 
 
-def _add_noise(scaled: Float[Array, "R V"], sampling: SamplingBatch) -> Float[Array, "R V"]:
-    return scaled + _gumbel_noise(sampling.seeds, sampling.sample_positions, scaled.shape[1])
+def _scaled(scores: Float[Array, "R V"], sampling: SamplingBatch) -> Float[Array, "R V"]:
+    return scores / jnp.where(sampling.temperature > 0.0, sampling.temperature, 1.0)[:, None]
 
 
-def _argmax_kept(
-    scaled: Float[Array, "R V"], noisy: Float[Array, "R V"], sampling: SamplingBatch
+def _best(scores: Float[Array, "R V"]) -> Int[Array, " R"]:
+    return jnp.argmax(scores, axis=-1).astype(jnp.int32)
+
+
+def _draw(
+    scores: Float[Array, "R V"],
+    scaled: Float[Array, "R V"],
+    kept: Bool[Array, "R V"] | None,
+    sampling: SamplingBatch,
 ) -> Int[Array, " R"]:
-    order = jnp.argsort(scaled, axis=-1, descending=True, stable=True)
-    kept = keep_mask(jnp.take_along_axis(scaled, order, axis=-1), sampling)
-    # The noise belongs to the token id, not to its rank, so this is the unlimited draw masked.
-    candidates = jnp.where(kept, jnp.take_along_axis(noisy, order, axis=-1), -jnp.inf)
-    best = jnp.argmax(candidates, axis=-1)[:, None]
-    return jnp.take_along_axis(order, best, axis=-1)[:, 0].astype(jnp.int32)
+    """Gumbel-max: argmax(scores / T + noise) over the kept tokens is a draw from the softmax.
+
+    At temperature 0 the best of all. The noise belongs to the token id, so filters change nothing
+    in a draw that they would let through.
+    """
+    noisy = scaled + _gumbel_noise(sampling.seeds, sampling.sample_positions, scaled.shape[1])
+    if kept is not None:
+        noisy = jnp.where(kept, noisy, -jnp.inf)
+    return jnp.where(sampling.temperature > 0.0, _best(noisy), _best(scores))
 
 
 def _gumbel_noise(

@@ -42,7 +42,9 @@ def read_trace(path: Path) -> Workload:
         )
     by_kind: dict[str, list[Line]] = {kind: [] for kind in ("submit", "step", "finish", *COMMANDS)}
     try:
-        config, costs = SchedulerConfig(**header["scheduler"]), PreemptionCosts(**header["costs"])
+        sizes = tuple(header["scheduler"].get("step_sizes", ()))
+        config = SchedulerConfig(**(header["scheduler"] | {"step_sizes": sizes}))
+        costs = PreemptionCosts(**header["costs"])
         for number, line in lines:  # noqa: B007  the message below names the last one
             by_kind[line["kind"]].append(line)
         ends = {line["n"]: line for line in by_kind["finish"]}

@@ -7,13 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swiftjax.batch import SamplingBatch, empty_edits, empty_sampling
+from swiftjax.batch import NONE, NUM_TOP, SamplingBatch, empty_edits, empty_sampling
 from swiftjax.engine.generation import MIN_TEMPERATURE
 from swiftjax.engine.request import GenerationConfig
 from swiftjax.errors import InvalidRequestError
-from swiftjax.model.filters import keep_mask
+from swiftjax.model.filters import first_to_reach, keep_mask, sortable, typical_mask
+from swiftjax.model.logprobs import log_total, top_logprobs
 from swiftjax.model.penalties import empty_counts
-from swiftjax.model.sampling import sample
+from swiftjax.model.sampling import Logits, SampledTokens, draw, draw_filtered, greedy, sample
 
 LOGITS = [2.0, 1.0, 0.0, -1.0]
 
@@ -22,7 +23,8 @@ LOGITS = [2.0, 1.0, 0.0, -1.0]
 def _sample(logits: jax.Array, sampling: SamplingBatch) -> tuple[jax.Array, jax.Array]:
     """Tokens and log-probabilities without edits or penalties."""
     rows, vocab_size = logits.shape
-    token_ids, scores = sample(logits, sampling, empty_edits(rows), empty_counts(1, vocab_size))
+    raw = Logits(logits, log_total(logits))
+    token_ids, scores = sample(raw, sampling, empty_edits(rows), empty_counts(1, vocab_size))
     return token_ids, scores.logprobs
 
 
@@ -37,7 +39,8 @@ def rows(count: int, *, seed: int = 0, **settings: float) -> SamplingBatch:
 
 
 def kept_ids(**settings: float) -> set[int]:
-    mask = keep_mask(jnp.array([LOGITS]), jax.tree.map(jnp.asarray, rows(1, **settings)))
+    scores, sampling = jnp.array([LOGITS]), jax.tree.map(jnp.asarray, rows(1, **settings))
+    mask = typical_mask(scores, keep_mask(scores, sortable(scores), sampling), sampling)
     return set(np.flatnonzero(np.asarray(mask)[0]).tolist())
 
 
@@ -137,8 +140,80 @@ def test_masked_tokens_are_never_chosen() -> None:
     edits, counts = empty_edits(3), empty_counts(1, vocab_size)
     logits = jnp.asarray(np.linspace(0, 5, 3 * vocab_size, dtype=np.float32).reshape(3, -1))
     logits = logits.at[:, 69].set(-5.0)
+    raw = Logits(logits, log_total(logits))
     run = jax.jit(sample)
     for position in range(50):
         settings.sample_positions[:] = position
-        best, drawn, free = run(logits, settings, edits, counts, jnp.asarray(masks)).token_ids
+        best, drawn, free = run(raw, settings, edits, counts, jnp.asarray(masks)).token_ids
         assert (best, free) == (32, 68) and int(drawn) in allowed
+
+
+def _first_by_sorting(keys: np.ndarray, weights: np.ndarray, limit: float) -> np.ndarray:
+    """One row of `first_to_reach`, the plain way."""
+    order = np.argsort(-keys.astype(np.int64), kind="stable")
+    before = np.cumsum(weights[order]) - weights[order]
+    kept = np.zeros(len(keys), bool)
+    kept[order[before < max(limit, 1e-30)]] = True
+    return kept
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_a_cut_off_found_by_bisection_equals_sorting(data: st.DataObject) -> None:
+    """Many equal keys, weights of 0, limits met exactly, never, and from the start."""
+    few = st.sampled_from([0, 1, 7, 8, 2**31, 2**32 - 1])
+    row = st.lists(few, min_size=37, max_size=37)
+    keys = np.array(data.draw(st.lists(row, min_size=3, max_size=3)), np.uint32)
+    sizes = st.lists(st.integers(0, 5), min_size=37, max_size=37)
+    weights = np.array(data.draw(st.lists(sizes, min_size=3, max_size=3)), np.float32)
+    limit = np.array(data.draw(st.lists(st.integers(0, 200), min_size=3, max_size=3)), np.float32)
+    limit[data.draw(st.integers(0, 2))] = data.draw(st.sampled_from([np.inf, 0.0, 1e-9]))
+    kept = _first_to_reach(keys, weights, limit)
+    for i in range(3):
+        # A key whose weight is 0 counts for nothing: kept or not, nobody draws it.
+        wanted = _first_by_sorting(keys[i], weights[i], limit[i])
+        np.testing.assert_array_equal(
+            np.asarray(kept[i]) & (weights[i] > 0), wanted & (weights[i] > 0)
+        )
+
+
+_first_to_reach = jax.jit(first_to_reach)
+
+
+def test_alternatives_equal_sorting() -> None:
+    """Equal scores by id, banned tokens last, small vocabularies padded."""
+    rng = np.random.default_rng(3)
+    for size in (7, 300):
+        logits = rng.integers(-4, 4, (5, size)).astype(np.float32)
+        logits[:, rng.permutation(size)[: size // 2]] = -np.inf
+        logits[:, 1] = -0.0
+        ids, logprobs = jax.jit(top_logprobs)(jnp.asarray(logits), log_total(jnp.asarray(logits)))
+        count = min(size, NUM_TOP)
+        wanted = np.argsort(-logits, axis=-1, kind="stable")[:, :count]
+        np.testing.assert_array_equal(ids[:, :count], wanted)
+        assert (np.asarray(ids)[:, count:] == NONE).all()
+        scores = np.take_along_axis(logits, wanted, -1)
+        exact = scores - np.log(np.exp(logits).sum(-1, keepdims=True))
+        np.testing.assert_allclose(logprobs[:, :count], exact, rtol=1e-5)
+
+
+def test_samplers_agree_bit_for_bit() -> None:
+    """A row gets the same token and log-probability from every sampler that can do what it asks."""
+    rng, count = np.random.default_rng(5), 12
+    logits = jnp.asarray(rng.normal(size=(count, 300)) * 3, jnp.bfloat16)
+    raw = Logits(logits, log_total(logits.astype(jnp.float32)))
+    batch = rows(count)
+    batch.temperature[:4] = 0.0
+    batch.temperature[8:] = 0.7
+    edits, counts = empty_edits(count), empty_counts(1, 300)
+    full = jax.jit(sample)
+
+    def equal(ours: SampledTokens, theirs: SampledTokens, rows: slice = slice(None)) -> None:
+        np.testing.assert_array_equal(ours.token_ids[rows], theirs.token_ids[rows])
+        np.testing.assert_array_equal(ours.scores.logprobs[rows], theirs.scores.logprobs[rows])
+
+    plain = full(raw, batch, edits, counts)
+    equal(jax.jit(greedy)(raw), plain, slice(4))
+    equal(jax.jit(draw)(raw, batch), plain)
+    batch.top_k[::3], batch.top_p[::2], batch.min_p[1::4] = 20, 0.8, 0.05
+    equal(jax.jit(draw_filtered)(raw, batch), full(raw, batch, edits, counts))

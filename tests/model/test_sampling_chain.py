@@ -11,9 +11,10 @@ from swiftjax.batch import PROMPT_BIT, SamplingBatch, TokenEdits, empty_edits, e
 from swiftjax.engine.request import GenerationConfig
 from swiftjax.engine.rows import RowTable, count_tokens
 from swiftjax.engine.sequence import Sequence
-from swiftjax.model.filters import keep_mask
+from swiftjax.model.filters import keep_mask, sortable, typical_mask
+from swiftjax.model.logprobs import log_total
 from swiftjax.model.penalties import apply_edits, apply_penalties, count_sampled, empty_counts
-from swiftjax.model.sampling import SampledTokens, sample
+from swiftjax.model.sampling import Logits, SampledTokens, sample
 from tests.fakes import make_fake_core, make_request
 from tests.model.sampling_reference import kept_probs, log_softmax, processed_scores
 
@@ -29,10 +30,9 @@ def _run(
     """The sample, and the ids [R V] that could have been drawn."""
     changed = apply_edits(apply_penalties(logits, counts, sampling), edits)
     scaled = changed / jnp.where(sampling.temperature > 0, sampling.temperature, 1.0)[:, None]
-    order = jnp.argsort(scaled, axis=-1, descending=True, stable=True)
-    kept = keep_mask(jnp.take_along_axis(scaled, order, axis=-1), sampling)
-    kept = jnp.take_along_axis(kept, jnp.argsort(order, axis=-1), axis=-1)
-    return sample(logits, sampling, edits, counts), kept & (scaled > -jnp.inf)
+    kept = typical_mask(scaled, keep_mask(scaled, sortable(scaled), sampling), sampling)
+    raw = Logits(logits, log_total(logits))
+    return sample(raw, sampling, edits, counts), kept & (scaled > -jnp.inf)
 
 
 ids = st.integers(0, V - 1)
@@ -168,8 +168,9 @@ def test_draws_follow_the_reference(config: GenerationConfig) -> None:
     edits.ids[0, : len(values)] = list(values)
     edits.values[0, : len(values)] = list(values.values())
     edits = jax.tree.map(lambda x: np.repeat(x[..., :8] if x.ndim > 1 else x, count, 0), edits)
-    tiled = np.tile(logits, (count, 1))
-    tokens = jax.jit(sample)(tiled, sampling, edits, empty_counts(1, V)).token_ids
+    tiled = jnp.asarray(np.tile(logits, (count, 1)))
+    raw = Logits(tiled, log_total(tiled))
+    tokens = jax.jit(sample)(raw, sampling, edits, empty_counts(1, V)).token_ids
     scores = processed_scores(
         logits, config, prompt=[1], output=[], edits=values, only_listed=False
     )
