@@ -158,7 +158,9 @@ def check(problem: Problem, x: jax.Array, out: jax.Array) -> None:
 
 def tiles_to_try(kind: str, problem: Problem, tokens: int) -> Iterator[MatmulTile]:
     """The chosen tile first, then others around it."""
-    chosen = choose_tile(tokens, problem.outputs, problem.inputs, transposed=kind != "int4")
+    chosen = choose_tile(
+        tokens, problem.outputs, problem.inputs, transposed=kind in ("fp8", "w8a8")
+    )
     yield chosen
     # Operands of 8 bits have their own instructions only where the weights stand first.
     orders = (True,) if kind in ("fp8", "w8a8") else (False, True)

@@ -5,6 +5,7 @@ A step takes one word of 16 neighbouring ones per output, which are 128 inputs i
 ahead, because Triton does not overlap loads that no product waits for. Layout: `packed_int4.py`.
 """
 
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -40,7 +41,10 @@ def int4_tiles(
 ) -> Float[Array, "T N"]:
     """Run the Triton implementation; benchmarks pass a tile."""
     num_outputs = kernel.shape[0]
-    tile = tile or choose_tile(x.shape[0], num_outputs, x.shape[1], transposed=False)
+    if tile is None:
+        # Few tokens are best as rows where one program sees the whole sum, else as columns.
+        tile = choose_tile(x.shape[0], num_outputs, x.shape[1], transposed=True)
+        tile = replace(tile, transposed=tile.block_m > 16 or tile.splits > 1)
     (parts,) = _triton.launch(
         partial(_kernel, tile=tile, group_size=group_size),
         [x, kernel, scale, zero],

@@ -16,7 +16,7 @@ from swiftjax.kernels import _triton
 from swiftjax.kernels.paged_tile import Ref, pl_range
 
 NUM_CORES = 132  # of an H200; other cards get about as good a split
-BLOCK_N, BLOCK_K = 64, 128  # outputs and inputs of the default tile
+BLOCK_N, BLOCK_K = 128, 128  # outputs and inputs of a tile
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,10 +35,10 @@ class MatmulTile:
         return (-(-num_tokens // self.block_m), -(-num_outputs // self.block_n), self.splits)
 
 
-def choose_splits(programs: int, steps: int, *, per_core: int) -> int:
-    """Parts of the sum: enough programs for the chip, and at least four steps in each."""
+def choose_splits(programs: int, steps: int) -> int:
+    """Parts of the sum: two programs a core if that leaves four steps or more to each."""
     splits = 1
-    while programs * splits * 2 <= NUM_CORES * per_core and steps >= 8 * splits:
+    while programs * splits * 2 <= NUM_CORES * 2 and steps >= 8 * splits:
         splits *= 2
     return splits
 
@@ -53,9 +53,9 @@ def choose_tile(
         block_m=block_m,
         block_n=BLOCK_N,
         block_k=BLOCK_K,
-        splits=choose_splits(programs, -(-num_inputs // BLOCK_K), per_core=4),
+        splits=choose_splits(programs, -(-num_inputs // BLOCK_K)),
         transposed=transposed,
-        launch=_triton.Launch(num_warps=4, num_stages=4),
+        launch=_triton.Launch(num_warps=4, num_stages=3),
     )
 
 

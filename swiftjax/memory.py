@@ -56,8 +56,8 @@ class MemoryPlan:
 def temporaries(config: ModelConfig, *, num_tokens: int, num_rows: int, itemsize: int) -> int:
     """Bytes the largest step needs beside weights and cache: activations of the widest layer.
 
-    Four widths of the MLP and of qkv are alive at most around their matmuls. The sampler sorts
-    float32 scores with their ids and keeps several copies: 66 bytes a score measured on an H200.
+    Four widths of the MLP and of qkv are alive at most around their matmuls. The largest sampler
+    takes 25 bytes a score beside the scores themselves on an H200.
     Many tokens are multiplied by a quantised matrix after it was written out in the model's dtype,
     and 8,192 tokens of a quantised 8B model asked for 7.5 GiB there.
     """
@@ -65,7 +65,7 @@ def temporaries(config: ModelConfig, *, num_tokens: int, num_rows: int, itemsize
     widest = 4 * config.intermediate_size + 2 * heads + 6 * config.hidden_size
     largest = 2 * config.hidden_size * config.intermediate_size if config.quantization else 0
     copies = 5 if config.quantization else 2
-    return (num_tokens * widest * copies + largest) * itemsize + num_rows * config.vocab_size * 72
+    return (num_tokens * widest * copies + largest) * itemsize + num_rows * config.vocab_size * 32
 
 
 def plan_pages(

@@ -103,6 +103,7 @@ def make_fake_core(
     prefix_cache: bool = True,
     min_batch_size: int = 1,
     max_wait: float = 0.0,
+    step_sizes: tuple[int, ...] = (),
     costs: PreemptionCosts | None = None,
     runner: FakeRunner | None = None,
     delay: float = 0.0,
@@ -120,6 +121,7 @@ def make_fake_core(
         prefix_cache=prefix_cache,
         min_batch_size=min_batch_size,
         max_wait=max_wait,
+        step_sizes=step_sizes,
     )
     max_pages = -(-max_model_len // page_size)
     buckets = make_buckets(

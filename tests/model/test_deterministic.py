@@ -72,3 +72,21 @@ def test_bit_equal_in_any_company(engine: Engine) -> None:
     engine.generate([prompt_of(LENGTH, 1)], WATCHED)
     assert scheduler.pool.num_idle > 0  # warm prefix cache
     assert _answers(engine) == want
+
+
+def test_bit_equal_whichever_sampler_a_batch_needs(engine: Engine) -> None:
+    """Alone each is served by a sampler of its own, beside a penalised request all by one."""
+    greedy = GenerationConfig(max_new_tokens=9, ignore_eos=True)
+    plain = GenerationConfig(max_new_tokens=9, ignore_eos=True, temperature=1.0, seed=6)
+    penalised = GenerationConfig(max_new_tokens=20, ignore_eos=True, repetition_penalty=1.2)
+    prompts = [prompt_of(20, 30 + i) for i in range(4)]
+    configs = [greedy, plain, SEEDED, penalised]
+    pairs = list(zip(prompts, configs, strict=True))
+    alone = [engine.generate([prompt], config)[0] for prompt, config in pairs]
+    ids = [engine.add_request(prompt, config) for prompt, config in pairs]
+    while engine.built.core.has_work:
+        engine.step()
+    together = {answer.request_id: answer for answer in engine.get_completed_requests()}
+    for request_id, one in zip(ids, alone, strict=True):
+        other = together[request_id]
+        assert (one.token_ids, one.logprobs) == (other.token_ids, other.logprobs)
