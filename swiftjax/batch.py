@@ -11,6 +11,7 @@ Dimension alphabet, used in annotations, einsums and comments everywhere:
     D  model width    F  MLP width           H  head width         V  vocabulary    L  layers
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
@@ -88,7 +89,9 @@ class Batch:
     target_ids: Array  # [T] int32, prompt token to score from here; NONE where none is asked
     sampling: Any  # SamplingBatch; None inside the model, which does not sample, like target_ids
     edits: TokenEdits | None  # None when no row has any; then nothing is sent
-    masks: Array | None = None  # [R W] int32, W = ceil(V / 32): allowed tokens; None likewise
+    # Gives allowed tokens, [R W] int32, W = ceil(V / 32). Called when the forward pass has been
+    # started, so that finding them takes none of the step's time. None likewise.
+    masks: Callable[[], np.ndarray] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,7 +137,7 @@ def empty_batch(
     shape: BatchShape,
     num_slots: int,
     edits: TokenEdits | None = None,
-    masks: Array | None = None,
+    masks: Callable[[], np.ndarray] | None = None,
 ) -> Batch:
     """A batch of nothing but padding: what a warm-up runs, and what `make_batch` fills in."""
     tokens, seqs, pages = shape.num_tokens, shape.num_seqs, shape.max_pages

@@ -4,7 +4,7 @@ A decode bucket has one token per sequence (T == B); every other bucket is a mix
 B == max_num_seqs and T > B.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import compress
@@ -206,13 +206,23 @@ def _make_edits(ruled: list[tuple[int, Sequence]], num_rows: int) -> TokenEdits 
     return edits
 
 
-def _make_masks(ruled: list[tuple[int, Sequence]], num_rows: int) -> np.ndarray | None:
-    """What constraints allow next, [R W] int32; every token in rows without one."""
-    masks: np.ndarray | None = None
-    for row, sequence in ruled:
-        if sequence.rules is None or (grammar := sequence.rules.grammar) is None:
-            continue
-        if masks is None:
-            masks = np.full((num_rows, grammar.num_words), ALL_ALLOWED, np.int32)
-        grammar.fill(sequence.token_ids, masks[row])
-    return masks
+def _make_masks(
+    ruled: list[tuple[int, Sequence]], num_rows: int
+) -> Callable[[], np.ndarray] | None:
+    """What finds out, when called, what constraints allow next; None if no row has any."""
+    bound = [
+        (row, sequence, sequence.rules.grammar)
+        for row, sequence in ruled
+        if sequence.rules is not None and sequence.rules.grammar is not None
+    ]
+    if not bound:
+        return None
+
+    def fill() -> np.ndarray:
+        """The words of masks, [R W] int32; every token in rows without a constraint."""
+        masks = np.full((num_rows, bound[0][2].num_words), ALL_ALLOWED, np.int32)
+        for row, sequence, grammar in bound:
+            grammar.fill(sequence.token_ids, masks[row])
+        return masks
+
+    return fill

@@ -157,7 +157,7 @@ class ModelRunner:
 
     def _masks_of(self, batch: Batch) -> Array | np.ndarray:
         if batch.masks is not None:
-            return batch.masks
+            return batch.masks()
         num_rows = len(batch.context_lens)
         if num_rows not in self._no_masks:
             words = np.full((num_rows, self._programs.num_mask_words), ALL_ALLOWED, np.int32)

@@ -36,7 +36,9 @@ class RandomRunner(FakeRunner):
         super().dispatch(batch, moves)
         if batch.masks is None:
             return FakePending([97] * len(batch.sample_rows))
-        bits = np.unpackbits(batch.masks.view(np.uint8), axis=1, bitorder="little")[:, :VOCAB_SIZE]
+        bits = np.unpackbits(batch.masks().view(np.uint8), axis=1, bitorder="little")[
+            :, :VOCAB_SIZE
+        ]
         scores = self._rng.random(bits.shape)
         scores[:, END_ID] += 0.5  # so that not every answer runs into its limit
         return FakePending(np.where(bits > 0, scores, -1.0).argmax(axis=1).tolist())

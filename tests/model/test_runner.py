@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from typing import Any
 
 import jax
 import numpy as np
@@ -124,3 +125,25 @@ def test_step_reads_no_device_value_on_the_way(monkeypatch: pytest.MonkeyPatch) 
     with jax.transfer_guard_device_to_host("disallow_explicit"):
         pending = runner.dispatch(batch)
     assert len(pending.wait(3).token_ids) == 3
+
+
+def test_masks_are_found_while_the_forward_pass_runs() -> None:
+    """They are asked for after it was started, and only by the sampler."""
+    runner = tiny_runner(num_pages=8, page_size=4)
+    shape, programs, seen = SHAPES[0], runner._programs, []
+    forward, sampler = programs.forward, programs.sampler
+
+    def masks() -> np.ndarray:
+        seen.append("masks")
+        words = np.zeros((shape.num_seqs, programs.num_mask_words), np.int32)
+        words[:, 0] = 1 << 7
+        return words
+
+    def noted(name: str, program: Any) -> Any:
+        return lambda *args: (seen.append(name), program(*args))[1]
+
+    programs.forward = lambda shape: noted("forward", forward(shape))  # type: ignore
+    programs.sampler = lambda *key: noted("sampler", sampler(*key))  # type: ignore
+    sampled = runner.dispatch(empty_batch(shape, 32, masks=masks)).wait(shape.num_seqs)
+    assert seen == ["forward", "masks", "sampler"]
+    assert sampled.token_ids == [7] * shape.num_seqs
