@@ -9,19 +9,20 @@ fails is told and left out. Activations are rounded once per program, not once p
 
 import argparse
 import itertools
-import json
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from swiftjax import kernels
+from swiftjax.bench.records import ROOT, Figure, Run, machine_name, make_record, write_records
 from swiftjax.kernels import _triton
 from swiftjax.kernels import quantized_reference as reference
 from swiftjax.kernels.int4_matmul import int4_tiles
@@ -122,8 +123,16 @@ def rows_of(problem: Problem, tokens: int) -> jax.Array:
     return jax.random.normal(jax.random.key(7), (tokens, problem.inputs), jnp.bfloat16)
 
 
-def microseconds(problem: Problem, call: Any, tokens: int) -> float:
-    """Median time of one product; raises AssertionError for a wrong one."""
+class Spread(NamedTuple):
+    """Microseconds of one product over the rounds."""
+
+    median: float
+    best: float
+    worst: float
+
+
+def microseconds(problem: Problem, call: Any, tokens: int) -> Spread:
+    """Time one product; raises AssertionError for a wrong one."""
     x, count = rows_of(problem, tokens), min(MATMULS_PER_CALL, len(problem.weights))
     check(problem, x, call(x, *problem.weights[:count])[0])
     sets = [
@@ -139,7 +148,8 @@ def microseconds(problem: Problem, call: Any, tokens: int) -> float:
         return (time.perf_counter() - start) / times / count
 
     repeats = max(2 * len(sets), int(ROUND_S / (run(len(sets)) * count)))
-    return 1e6 * statistics.median(run(repeats) for _ in range(ROUNDS))
+    rounds = [1e6 * run(repeats) for _ in range(ROUNDS)]
+    return Spread(statistics.median(rounds), min(rounds), max(rounds))
 
 
 def check(problem: Problem, x: jax.Array, out: jax.Array) -> None:
@@ -184,18 +194,28 @@ def told(tile: MatmulTile | None) -> str:
     return f"{sizes}, {order}, {tile.launch.num_warps} warps, {tile.launch.num_stages} stages"
 
 
-def report(problem: Problem, tokens: int, name: str, us: float) -> None:
-    """One line and, for programs, one JSON object."""
-    rate = problem.packed_bytes / us / 1e3
-    flops = 2 * tokens * problem.inputs * problem.outputs / us / 1e6
+def report(problem: Problem, tokens: int, name: str, us: Spread) -> Figure:
+    """One line, and what a record says."""
+    rate = problem.packed_bytes / us.median / 1e3
+    flops = 2 * tokens * problem.inputs * problem.outputs / us.median / 1e6
     shape = f"[{tokens},{problem.inputs}]x[{problem.inputs},{problem.outputs}]"
     print(
-        f"{problem.kind:5} {shape:26} {us:8.1f} us {rate:6.0f} GB/s {flops:6.0f} TFLOP/s  {name}",
+        f"{problem.kind:5} {shape:26} {us.median:8.1f} us {rate:6.0f} GB/s {flops:6.0f} TFLOP/s  "
+        f"{name}",
         flush=True,
     )
+    return Figure(
+        workload=f"matmul_{problem.kind}", batch=tokens, context=problem.inputs, value=us.median,
+        unit="us", spread=(us.best, us.worst),
+        details={
+            "outputs": problem.outputs, "packed_gb_per_s": round(rate), "tflops": round(flops),
+        },
+    )  # fmt: skip
 
 
-def measure(problem: Problem, tokens: int, tiles: list[Any], until: float, best: int) -> None:
+def measure(
+    problem: Problem, tokens: int, tiles: list[Any], until: float, best: int
+) -> list[Figure]:
     """Time tiles and tell the `best`; None is the model's own call, 'xla' the portable one."""
 
     def compiled(tile: Any) -> Any:
@@ -223,33 +243,35 @@ def measure(problem: Problem, tokens: int, tiles: list[Any], until: float, best:
                 results.append((microseconds(problem, call, tokens), name))
             except Exception as error:
                 print(f"{problem.kind:5} failed: {name}: {str(error)[:120]}", flush=True)
-    for us, name in sorted(results)[:best]:
-        report(problem, tokens, name, us)
+    return [report(problem, tokens, name, us) for us, name in sorted(results)[:best]]
 
 
 def main() -> None:
-    """Print the table; with --sweep the best tiles of the largest shapes."""
+    """Print the table and write records; with --sweep only print the best tiles."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sweep", action="store_true")
     parser.add_argument("--kind", nargs="*", default=["bf16", *KINDS])
     parser.add_argument("--tokens", nargs="*", type=int)
     parser.add_argument("--shapes", nargs="*", type=lambda s: tuple(map(int, s.split("x"))))
     parser.add_argument("--seconds", type=float, default=150)
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
+    parser.add_argument("--commit")
     args = parser.parse_args()
-    device = jax.devices()[0]
-    print(json.dumps({"device": device.device_kind, "jax": jax.__version__}))
+    path = args.out / machine_name() / "quant.json"
+    command = "python -m benchmarks.quantized_matmul"
     kinds = [kind for kind in args.kind if kind != "bf16" or not args.sweep]
     start = time.monotonic()
     for i, kind in enumerate(kinds):
         until = start + args.seconds * (i + 1) / len(kinds)
         for inputs, outputs in args.shapes or (SHAPES[:2] if args.sweep else SHAPES):
             problem = make_problem(kind, inputs, outputs)
-            few = (16, 64) if args.sweep else TOKENS
-            for tokens in args.tokens or few:
+            for tokens in args.tokens or ((16, 64) if args.sweep else TOKENS):
                 if args.sweep:
                     measure(problem, tokens, [*tiles_to_try(kind, problem, tokens)], until, 4)
-                else:
-                    measure(problem, tokens, [None], until, 1)
+                    continue
+                figures = measure(problem, tokens, [None], until, 1)
+                run = Run(model="llama3-8b", dtype=kind, command=command, commit=args.commit)
+                write_records(path, [make_record(figure, run) for figure in figures])
 
 
 if __name__ == "__main__":

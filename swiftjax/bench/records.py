@@ -24,6 +24,7 @@ _IDENTITY = (
     "deterministic",
     "quant_type",
     "overlap",
+    "outputs",
 )
 
 

@@ -196,6 +196,7 @@ def step(
     batch: Annotated[list[int] | None, typer.Option(help="Sequences.")] = None,
     context: Annotated[list[int] | None, typer.Option(help="Tokens of each.")] = None,
     page_size: Annotated[int, typer.Option(help="Tokens in a KV page.")] = 64,
+    quant_type: QuantTypeOption = None,
     implementation: Implementation = None,
     compare: Annotated[
         tuple[Path, Path] | None,
@@ -213,6 +214,7 @@ def step(
     from swiftjax import kernels
     from swiftjax.bench.step import StepCase, measure_steps
     from swiftjax.build import read_implementation
+    from swiftjax.converters.quantize import with_quantization
     from swiftjax.shapes import SHAPES
 
     if shape not in SHAPES:
@@ -223,7 +225,11 @@ def step(
         implementation=read_implementation(chosen) or "xla",
     )  # fmt: skip
     run = run_of(SHAPES[shape].dtype, shape, commit, chosen)
-    report(measure_steps(SHAPES[shape], case, read_peaks()), run, out, "step")
+    run.flags.update({} if quant_type is None else {"quant_type": quant_type})
+    model = with_quantization(SHAPES[shape], quantization(quant_type))
+    # The limits are those of weights as the shape has them.
+    peaks = None if quant_type else read_peaks()
+    report(measure_steps(model, case, peaks), run, out, "step")
 
 
 @bench.command(name="kernels")
