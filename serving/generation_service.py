@@ -127,7 +127,7 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
         self, stream: Outputs, request: pb.GenerateRequest, config: GenerationConfig
     ) -> Outputs:
         operation = "chat" if request.WhichOneof("prompt") == "chat" else "text_completion"
-        return self._metrics.watch(self.served.traced(stream, operation, config), "grpc", config.n)
+        return self._metrics.watch(self.served.watched(stream, operation, config), "grpc", config.n)
 
     async def _read_prompt(
         self, request: pb.GenerateRequest, max_model_len: int

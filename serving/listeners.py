@@ -64,6 +64,7 @@ class Listeners:
         name = served.model.name
         watched = () if served.watch is None else (served.watch.registry,)
         self._metrics.attach(name, Gauges(served, self._gate), *watched)
+        served.engine.watch_grammars(self._metrics.grammar_compile.observe)
         lines = [f"serving {name} on {self.grpc.address} (gRPC)"]
         if self.http is not None:
             self.http.open(served)

@@ -15,7 +15,13 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from swiftjax.engine.request import StreamOutput
-from swiftjax.errors import DeadlineError, QueueFullError, SwiftJaxError, UnauthenticatedError
+from swiftjax.errors import (
+    DeadlineError,
+    KeyLimitError,
+    QueueFullError,
+    SwiftJaxError,
+    UnauthenticatedError,
+)
 from swiftjax.serving import buckets
 from swiftjax.serving.status import BUG, statuses_of
 from swiftjax.serving.tally import MessageTally
@@ -52,6 +58,7 @@ class Metrics:
         self._e2e = self._histogram("e2e_request_latency_seconds", buckets.SECONDS)
         self._prompt_len = self._histogram("request_prompt_tokens", buckets.TOKENS)
         self._output_len = self._histogram("request_generation_tokens", buckets.TOKENS)
+        self.grammar_compile = self._histogram("grammar_compile_seconds", buckets.SHORT_SECONDS)
         self.engine_restarts = self._counter("engine_restarts", "Engines started for dead ones")
         self.loop_lag = self._histogram("frontend_loop_lag_seconds", buckets.PER_TOKEN)
 
@@ -72,7 +79,8 @@ class Metrics:
         if isinstance(error, UnauthenticatedError):
             self._auth_failures.inc()
         elif isinstance(error, QueueFullError):
-            self._shed.labels("queue_full").inc()
+            is_of_key = isinstance(error, KeyLimitError)
+            self._shed.labels("key_limit" if is_of_key else "queue_full").inc()
         elif isinstance(error, DeadlineError):
             self._aborts.labels("deadline").inc()
 

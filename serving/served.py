@@ -8,6 +8,7 @@ from swiftjax.engine.request import GenerationConfig
 from swiftjax.serving.engine_watch import EngineWatch
 from swiftjax.serving.merging import Outputs
 from swiftjax.serving.proto import swiftjax_pb2 as pb
+from swiftjax.serving.quota import Quota
 from swiftjax.serving.tools.formats import ToolParser
 from swiftjax.serving.tracing import Operation, Tracer
 
@@ -21,9 +22,12 @@ class Served(NamedTuple):
     session_folder: Path | None = None
     tool_parser: ToolParser | None = None  # how the model writes calls, if its template hides it
     tracer: Tracer | None = None
+    quota: Quota | None = None
 
-    def traced(self, stream: Outputs, operation: Operation, config: GenerationConfig) -> Outputs:
-        """Pass a stream on, inside a span if there is a tracer."""
-        if self.tracer is None:
-            return stream
-        return self.tracer.watch(stream, self.model.name, operation, config)
+    def watched(self, stream: Outputs, operation: Operation, config: GenerationConfig) -> Outputs:
+        """Pass a stream on, counted for its key and inside a span, where that was asked for."""
+        if self.quota is not None:
+            stream = self.quota.watch(stream)
+        if self.tracer is not None:
+            stream = self.tracer.watch(stream, self.model.name, operation, config)
+        return stream

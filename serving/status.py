@@ -34,6 +34,9 @@ STATUSES: dict[type[errors.SwiftJaxError], Statuses] = {
     errors.QueueFullError: Statuses(
         StatusCode.RESOURCE_EXHAUSTED, 429, "rate_limit_error", "queue_full"
     ),
+    errors.KeyLimitError: Statuses(
+        StatusCode.RESOURCE_EXHAUSTED, 429, "rate_limit_error", "key_limit"
+    ),
     errors.NotReadyError: Statuses(StatusCode.UNAVAILABLE, 503, "service_unavailable_error"),
     errors.EngineDeadError: Statuses(StatusCode.UNAVAILABLE, 503, "service_unavailable_error"),
     errors.CheckpointError: Statuses(StatusCode.FAILED_PRECONDITION, 503, "server_error"),

@@ -44,6 +44,10 @@ class QueueFullError(SwiftJaxError):
     """Too many requests are waiting."""
 
 
+class KeyLimitError(QueueFullError):
+    """One API key has too many requests at a time."""
+
+
 class NotReadyError(SwiftJaxError):
     """The engine is loading, warming up or draining."""
 

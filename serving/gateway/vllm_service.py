@@ -55,7 +55,7 @@ class VllmService(pb_grpc.VllmEngineServicer):
             request_id=request.request_id or None,
             timeout=None if timeout is None else float(timeout),
         )
-        stream = served.traced(stream, "text_completion", config)
+        stream = served.watched(stream, "text_completion", config)
         with self._remembered(request.request_id):
             async with aclosing(self._metrics.watch(stream, "vllm", config.n)) as outputs:
                 async for output in outputs:

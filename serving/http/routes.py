@@ -198,7 +198,7 @@ class Routes:
     ) -> Response:
         streams = self._streams(request, prompts, asked, answer_id, session)
         operation = "chat" if isinstance(writer, ChatWriter) else "text_completion"
-        traced = (self.served.traced(one, operation, asked.config) for one in streams)
+        traced = (self.served.watched(one, operation, asked.config) for one in streams)
         outputs = merge([self._metrics.watch(one, "http", asked.config.n) for one in traced])
         headers = {}
         if session is None:

@@ -1,4 +1,4 @@
-"""Where a server listens and whom it lets in: options of `serve`, read and checked.
+"""Where a server listens, whom it lets in, what it tells: options of `serve`, read and checked.
 
 API keys come from options, a file and the environment; only here are they read.
 """
@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -63,6 +63,27 @@ AllowedOrigins = Annotated[
     str,
     typer.Option(
         help="Origins of web pages that may call, with commas between.", show_default="none"
+    ),
+]
+
+MaxRequestsPerKey = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="Most requests that one API key may have at a time.", show_default="no limit"
+    ),
+]
+ToolCallParser = Annotated[
+    Literal["hermes", "llama3_json"] | None,
+    typer.Option(
+        help="How the model writes calls of tools.", show_default="what its chat template shows"
+    ),
+]
+OtlpEndpoint = Annotated[
+    str | None,
+    typer.Option(
+        help="Send OpenTelemetry spans of requests, without any text, to the collector at this "
+        "address, e.g. http://127.0.0.1:4317 (needs the extra otel).",
+        show_default="none",
     ),
 ]
 

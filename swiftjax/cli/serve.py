@@ -48,22 +48,8 @@ MaxUnreadTokens = Annotated[
 MaxPausedSeconds = Annotated[
     float, typer.Option(help="Abort it when the client has read nothing for so long.")
 ]
-OtlpEndpoint = Annotated[
-    str | None,
-    typer.Option(
-        help="Send OpenTelemetry spans of requests, without any text, to the collector at this "
-        "address, e.g. http://127.0.0.1:4317 (needs the extra otel).",
-        show_default="none",
-    ),
-]
 LogFormat = Annotated[
     Literal["text", "json"], typer.Option(help="How log lines on stderr are written.")
-]
-ToolCallParser = Annotated[
-    Literal["hermes", "llama3_json"] | None,
-    typer.Option(
-        help="How the model writes calls of tools.", show_default="what its chat template shows"
-    ),
 ]
 SessionDir = Annotated[
     Path | None,
@@ -114,8 +100,9 @@ def serve(
     page_size: opt.PageSize = None,
     implementation: opt.Implementation = None,
     chat_template: opt.ChatTemplate = None,
-    tool_call_parser: ToolCallParser = None,
+    tool_call_parser: at.ToolCallParser = None,
     max_queue_len: MaxQueueLen = opt.ENGINE_DEFAULTS.max_queue_len,
+    max_requests_per_key: at.MaxRequestsPerKey = None,
     policy: opt.PolicyText = "fcfs",
     victim_policy: opt.VictimPolicy = None,
     min_batch_size: MinBatchSize = opt.ENGINE_DEFAULTS.min_batch_size,
@@ -135,7 +122,7 @@ def serve(
     drain_seconds: DrainSeconds = 30.0,
     max_restarts: MaxRestarts = 3,
     log_format: LogFormat = "text",
-    otlp_endpoint: OtlpEndpoint = None,
+    otlp_endpoint: at.OtlpEndpoint = None,
     quiet: opt.Quiet = False,
 ) -> None:
     """Serve a model over gRPC and OpenAI's HTTP interface until SIGTERM or Ctrl-C.
@@ -198,10 +185,13 @@ def serve(
         from swiftjax.serving.tracing import make_tracer
 
         tracer = make_tracer(otlp_endpoint)
+    from swiftjax.serving.quota import Quota
+
+    quota = None if max_requests_per_key is None else Quota(max_requests_per_key)
 
     async def start(watch: "EngineWatch") -> "Served":
         served = await _start(config, policy, quiet, watch)
-        return served._replace(tool_parser=tool_call_parser, tracer=tracer)
+        return served._replace(tool_parser=tool_call_parser, tracer=tracer, quota=quota)
 
     raise typer.Exit(_run(start, listen, drain_seconds, max_restarts))
 

@@ -171,6 +171,10 @@ class AsyncEngine:
         """Drop every cached prompt prefix before the next step."""
         self._link.forget_prefixes()
 
+    def watch_grammars(self, told: Callable[[float], None]) -> None:
+        """Tell how many seconds each constraint took to compile; from any thread."""
+        self._grammars.told = told
+
     def stats(self) -> CoreStats:
         """Give the engine's counts as of its last step."""
         return self._link.stats()

@@ -9,6 +9,8 @@ import json
 import logging
 import re
 import threading
+import time
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from typing import Any
 
@@ -89,6 +91,7 @@ class GrammarCompiler:
         self._eos_token_ids = tuple(eos_token_ids)
         self._lock = threading.Lock()
         self._tokenizer: Any = None
+        self.told: Callable[[float], None] | None = None  # gets the seconds each one took
 
     def compile(self, constraint: Constraint) -> Grammar:
         """Compile; raises InvalidRequestError for what is wrong, too complex or not supported."""
@@ -96,7 +99,10 @@ class GrammarCompiler:
             raise InvalidRequestError(
                 f"{constraint.kind}: the model has no end-of-sequence token, so no answer could end"
             )
+        begun = time.monotonic()
         matcher = self._make_matcher(_to_source(constraint))
+        if self.told is not None:
+            self.told(time.monotonic() - begun)
         if matcher.is_error():
             raise _refusal(constraint, matcher.get_error())
         return Grammar(matcher, self._vocab_size, self._eos_token_ids)
@@ -140,6 +146,8 @@ def _to_source(constraint: Constraint) -> str:
                 # llguidance reads `a**` as `(a*)*`; elsewhere it is a mistake, and so it is here.
                 re.compile(constraint.text)
                 return LLMatcher.grammar_from_regex(constraint.text)
+            case "grammar" if "::=" in constraint.text:
+                return LLMatcher.grammar_from_lark(_from_gbnf(constraint.text))
             case "grammar" | "tool_calls":
                 return LLMatcher.grammar_from_lark(constraint.text)
             case "choice":
@@ -147,6 +155,16 @@ def _to_source(constraint: Constraint) -> str:
                 return LLMatcher.grammar_from_lark(f"start: {' | '.join(texts)}")
     except (ValueError, re.error, OverflowError, RecursionError) as error:
         raise _refusal(constraint, str(error)) from None
+
+
+def _from_gbnf(text: str) -> str:
+    """Turn a grammar in the EBNF of llama.cpp, which starts with `root`, into Lark's notation."""
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    try:
+        return gbnf_to_lark(text)
+    except Exception as error:  # the library raises bare Exception
+        raise ValueError(str(error)) from None
 
 
 def _refusal(constraint: Constraint, reason: str) -> InvalidRequestError:

@@ -155,6 +155,7 @@ def test_p16_answers_of_a_random_model_fit_a_thousand_schemas() -> None:
         (Constraint(kind="choice", choices=('"quote"', "back\\slash", "new\nline")), None),
         (Constraint(kind="regex", text="(a|b){2}"), {"aa", "ab", "ba", "bb"}),
         (Constraint(kind="grammar", text='start: "x" ("y" | "z")'), {"xy", "xz"}),
+        (Constraint(kind="grammar", text='root ::= "x" end\nend ::= "y" | "z"'), {"xy", "xz"}),
     ],
     ids=str,
 )

@@ -1,4 +1,4 @@
-"""Whose request it is: aborts do not cross keys, and turns of a fair queue go by key."""
+"""Whose request it is: aborts do not cross keys, turns and limits go by key."""
 
 import grpc
 import pytest
@@ -9,11 +9,13 @@ from swiftjax.engine.request import Request
 from swiftjax.serving.keys import KeyEntry
 from swiftjax.serving.proto import swiftjax_pb2 as pb
 from swiftjax.serving.proto import swiftjax_pb2_grpc as pb_grpc
+from swiftjax.serving.quota import Quota
 from tests.serving.harness import long_request, status_of, until
 from tests.serving.http.harness import ADMIN_KEY, KEY, HttpService, make_keys, run
 from tests.serving.test_gateway import ask
 
 OTHER_KEY = "key-of-another"
+QUOTA = Quota(2)
 KEYS = make_keys(KeyEntry(KEY), KeyEntry(OTHER_KEY), KeyEntry(ADMIN_KEY, True))
 
 
@@ -88,3 +90,38 @@ def test_turns_go_by_key_unless_a_client_is_named(monkeypatch: pytest.MonkeyPatc
         assert sorted(r.options.client_id for r in seen) == sorted([name, name, "b", name])
 
     run(body, keys=KEYS)
+
+
+def test_a_key_has_only_so_many_requests_at_a_time() -> None:
+    async def body(service: HttpService) -> None:
+        listeners = service.listeners
+        assert listeners.http is not None
+        for holder in (listeners.http._routes, listeners.grpc._service, listeners.grpc._gateway):
+            holder.served = holder.served._replace(quota=QUOTA)  # type: ignore[union-attr]
+        async with grpc.aio.insecure_channel(listeners.grpc.address) as channel:
+            ours = pb_grpc.GenerationServiceStub(channel)
+            gateway = vllm_grpc.VllmEngineStub(channel)
+            running = [ours.Generate(long_request(), metadata=bearer(KEY)) for _ in range(2)]
+            for call in running:
+                await anext(aiter(call))
+            for more in (
+                ours.Generate(long_request(), metadata=bearer(KEY)),
+                gateway.Generate(ask("a"), metadata=bearer(KEY)),
+            ):
+                assert (await status_of(more))[0] == grpc.StatusCode.RESOURCE_EXHAUSTED
+            error = await service.refused("/v1/completions", {"prompt": "a"}, 429)
+            assert "has 2 requests" in error["message"]
+            stop = pb.StopOptions(max_new_tokens=1)
+            short = pb.GenerateRequest(text="a", stop=stop)
+            others = ours.Generate(short, metadata=bearer(OTHER_KEY))
+            assert (await status_of(others))[0] == grpc.StatusCode.OK
+            for call in running:
+                call.cancel()
+            await until(service.is_idle)
+            await service.post("/v1/completions", {"prompt": ["a", "b"], "max_tokens": 1})
+            await service.refused("/v1/completions", {"prompt": ["a"] * 3}, 429)
+            await until(service.is_idle)
+            told = (await service.client.get("/metrics")).text
+            assert 'swiftjax_shed_total{model_name="bytes",reason="key_limit"} 4.0' in told
+
+    run(body, keys=KEYS, delay=0.005)
