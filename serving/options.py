@@ -74,10 +74,8 @@ def read_generation_config(request: pb.GenerateRequest) -> GenerationConfig:
 
 def read_streaming(asked: pb.StreamingOptions) -> Streaming:
     """Read sinks and window; raises InvalidRequestError for a value out of range."""
-    default = Streaming()
-    return Streaming(
-        sink=_given(asked, "sink", default.sink), window=_given(asked, "window", default.window)
-    )
+    default, names = Streaming(), ("sink", "window", "buffer")
+    return Streaming(**{name: _given(asked, name, getattr(default, name)) for name in names})
 
 
 def read_request_options(request: pb.GenerateRequest) -> RequestOptions:
@@ -173,7 +171,8 @@ def write_options(config: GenerationConfig, request: pb.GenerateRequest) -> None
         )
     )
     if (streaming := config.streaming) is not None:
-        request.streaming.sink, request.streaming.window = streaming.sink, streaming.window
+        for name in ("sink", "window", "buffer"):
+            setattr(request.streaming, name, getattr(streaming, name))
 
 
 def write_request_options(options: RequestOptions, request: pb.GenerateRequest) -> None:

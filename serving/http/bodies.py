@@ -17,7 +17,7 @@ from swiftjax.engine.generation import (
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
 )
-from swiftjax.engine.streaming import MAX_SINK, MAX_WINDOW
+from swiftjax.engine.streaming import MAX_BUFFER, MAX_SINK, MAX_WINDOW
 
 MAX_NAME_CHARS = 256
 MAX_TOOLS = 128
@@ -72,6 +72,7 @@ class StreamingOptions(Struct, kw_only=True, forbid_unknown_fields=True):
 
     sink: Annotated[int, Meta(ge=0, le=MAX_SINK)] | None = None
     window: Annotated[int, Meta(ge=1, le=MAX_WINDOW)] | None = None
+    buffer: Annotated[int, Meta(ge=1, le=MAX_BUFFER)] | None = None
 
 
 class Options(Struct, kw_only=True, forbid_unknown_fields=True):

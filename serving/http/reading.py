@@ -158,7 +158,7 @@ def read_streaming(asked: StreamingOptions | None) -> Streaming | None:
     """Read sinks and window, if they are asked for."""
     if asked is None:
         return None
-    given = {"sink": asked.sink, "window": asked.window}
+    given = {"sink": asked.sink, "window": asked.window, "buffer": asked.buffer}
     return Streaming(**{name: value for name, value in given.items() if value is not None})
 
 

@@ -143,12 +143,14 @@ class Constraint(_message.Message):
     def __init__(self, json_schema: _Optional[str] = ..., json_object: bool = ..., regex: _Optional[str] = ..., grammar: _Optional[str] = ..., choice: _Optional[_Union[Choices, _Mapping]] = ...) -> None: ...
 
 class StreamingOptions(_message.Message):
-    __slots__ = ("sink", "window")
+    __slots__ = ("sink", "window", "buffer")
     SINK_FIELD_NUMBER: _ClassVar[int]
     WINDOW_FIELD_NUMBER: _ClassVar[int]
+    BUFFER_FIELD_NUMBER: _ClassVar[int]
     sink: int
     window: int
-    def __init__(self, sink: _Optional[int] = ..., window: _Optional[int] = ...) -> None: ...
+    buffer: int
+    def __init__(self, sink: _Optional[int] = ..., window: _Optional[int] = ..., buffer: _Optional[int] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
     __slots__ = ("request_id", "model", "text", "chat", "token_ids", "sampling", "stop", "time_limit", "output", "priority", "client_id", "session_id", "cache_salt", "constraint", "streaming", "session")

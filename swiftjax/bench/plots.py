@@ -16,6 +16,8 @@ def plot_file(path: Path) -> Path:
     matplotlib.use("Agg")
     records = json.loads(path.read_text())
     endless = [r for r in records if "tokens_at" in r]
+    if curves := [r for r in records if "perplexity_at" in r]:
+        return _plot_perplexity(path, curves)
     return _plot_endless(path, endless[-1]) if endless else _plot_fractions(path, records)
 
 
@@ -32,6 +34,28 @@ def _plot_endless(path: Path, record: dict[str, Any]) -> Path:
         place.set_ylabel(label)
     sizes = f"sink {record['sink']}, window {record['window']}"
     figure.suptitle(f"{record['model']}, {record['dtype']}, {sizes}, {record['gpu']}")
+    target = path.with_suffix(".png")
+    figure.savefig(target, dpi=110)
+    pyplot.close(figure)
+    return target
+
+
+def _plot_perplexity(path: Path, records: list[dict[str, Any]]) -> Path:
+    """Perplexity along a text, of the records of the longest one."""
+    from matplotlib import pyplot
+
+    length = max(r["context"] for r in records)
+    records = [r for r in records if r["context"] == length]
+    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    for record in records:
+        sizes = "" if record["window"] is None else f" {record['sink']} + {record['window']}"
+        label = f"{record['workload'].partition(', ')[2]}{sizes}: {record['value']:.4g}"
+        axes.plot(record["places"], record["perplexity_at"], label=label)
+    axes.set_yscale("log")
+    axes.set_xlabel("tokens of the text")
+    axes.set_ylabel("perplexity there")
+    axes.legend()
+    axes.set_title(f"{records[0]['model']}, {records[0]['dtype']}, {records[0]['gpu']}")
     target = path.with_suffix(".png")
     figure.savefig(target, dpi=110)
     pyplot.close(figure)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from swiftjax.bench.records import Figure
     from swiftjax.engine.streaming import Streaming
 
-PARTS = ("endless", "position", "turns")
+PARTS = ("endless", "position", "turns", "perplexity")
 
 
 @bench.command()
@@ -25,7 +25,7 @@ def streaming(
     model: ModelOption = "smollm2-135m",
     load_format: LoadFormatOption = "auto",
     part: Annotated[
-        list[str] | None, typer.Option(help="endless, position, turns; all by default.")
+        list[str] | None, typer.Option(help=f"{', '.join(PARTS)}; the first three by default.")
     ] = None,
     sink: Annotated[int, typer.Option(help="First tokens that stay visible.")] = 4,
     window: Annotated[int, typer.Option(help="Last tokens that stay visible.")] = 2000,
@@ -36,6 +36,7 @@ def streaming(
         list[int] | None, typer.Option(help="Tokens of an answer: turns; 512 and 1024 by default.")
     ] = None,
     turns: Annotated[int, typer.Option(help="Turns of a chat: turns.")] = 5,
+    length: Annotated[int, typer.Option(help="Tokens of the bundled novel: perplexity.")] = 4096,
     max_num_batched_tokens: Annotated[int, typer.Option(help="Most tokens in a step.")] = 2048,
     dtype: DtypeOption = None,
     implementation: Implementation = None,
@@ -44,29 +45,41 @@ def streaming(
     quiet: Quiet = False,
 ) -> None:
     """Endless text: pages, time and memory on the way; tokens at a million; turns of a chat."""
-    parts, answers = part or list(PARTS), answer or [512, 1024]
+    parts, answers = part or list(PARTS[:3]), answer or [512, 1024]
     if unknown := set(parts) - set(PARTS):
         raise InvalidRequestError(
             f"part {', '.join(sorted(unknown))} is unknown; choose from {', '.join(PARTS)}"
         )
     longest = sink + window + max(answers) + 256
+    if "perplexity" in parts:
+        longest = max(longest, length + 1)
     config = EngineConfig(
         model_path=model, load_format=load_format, dtype=dtype, streaming=True,
         max_batch_size=1, max_num_batched_tokens=max_num_batched_tokens, max_model_len=longest,
         max_total_token_num=6 * longest, implementation=implementation, prefix_cache=False,
     )  # fmt: skip
-    built = load_core(config, warm=True, quiet=quiet)
+    built = load_core(config, warm=parts != ["perplexity"], quiet=quiet)
     from swiftjax.api import Engine
     from swiftjax.engine.streaming import Streaming
 
     engine, asked = Engine.from_core(built), Streaming(sink=sink, window=window)
     run = run_of(built.model_config.dtype, model, commit, implementation)
 
-    def figures() -> "Iterator[Figure]":
-        for name in parts:
-            yield from _measure(engine, name, asked, (tokens, position, steps, answers, turns))
+    for name in parts:
+        if name == "perplexity":
+            report(_perplexity(engine, asked, length), run, out, "streaming_quality")
+            continue
+        figures = _measure(engine, name, asked, (tokens, position, steps, answers, turns))
+        report(figures, run, out, "streaming")
 
-    report(figures(), run, out, "streaming")
+
+def _perplexity(engine: "Engine", asked: "Streaming", length: int) -> "Iterator[Figure]":
+    from swiftjax.bench.streaming_quality import measure_perplexity
+    from swiftjax.evaluation.texts import cut_text, read_text
+
+    novel = read_text(None)
+    [tokens] = cut_text(novel, engine.tokenizer, length=length, num_tokens=length)
+    yield from measure_perplexity(engine, tokens.tolist(), asked)
 
 
 def _measure(

@@ -29,6 +29,8 @@ class Mailbox:
         self._num_open = request.generation.n  # choices of which the engine may still speak
         self._link = link
         self._limits = limits
+        streaming = request.generation.streaming
+        self._max_unread = streaming.buffer if streaming else limits.max_unread_tokens
         self._outputs: list[StepOutput] = []
         self._num_unread = 0  # tokens
         self._error: SwiftJaxError | None = None
@@ -48,7 +50,7 @@ class Mailbox:
         if self._turn is not None:
             self._turn.record(output)
         self._put(output)
-        behind = self._num_unread > self._limits.max_unread_tokens
+        behind = self._num_unread > self._max_unread
         if self.engine_is_done:
             self._end_pause()  # the id may soon name another request
         elif behind and self._is_open and self._pause is None:

@@ -11,6 +11,7 @@ from swiftjax.engine.checks import check_int
 
 MAX_SINK = 1024
 MAX_WINDOW = 2**20
+MAX_BUFFER = 2**16
 MAX_STREAM_LEN = 2**31 - 2**20  # positions are int32, and some are computed past the last token
 # Tokens by which the next turn of a session may go back: what was computed after a stop string.
 SESSION_MARGIN = 64
@@ -20,15 +21,18 @@ SESSION_MARGIN = 64
 class Streaming:
     """Attend the first `sink` tokens and the last `window`, the newest included.
 
-    Raises InvalidRequestError for a value outside its range.
+    At most about `buffer` tokens wait on the host for a slow reader, whose request is paused beyond
+    that (`engine/mailbox.py`). Raises InvalidRequestError for a value outside its range.
     """
 
     sink: int = 4
     window: int = 2000
+    buffer: int = 2048
 
     def __post_init__(self) -> None:
         check_int("sink of streaming", self.sink, 0, MAX_SINK)
         check_int("window of streaming", self.window, 1, MAX_WINDOW)
+        check_int("buffer of streaming", self.buffer, 1, MAX_BUFFER)
 
     def sink_pages(self, page_size: int) -> int:
         """Pages that hold a sink: the first ones."""

@@ -13,6 +13,8 @@ from swiftjax.engine.request import (
 )
 from swiftjax.engine.tokenizer import Tokenizer
 
+MAX_UNREAD = 1024  # outputs; they take many times the room of their tokens
+
 
 class WholeAnswer:
     """The answer to one request while it grows."""
@@ -28,12 +30,13 @@ class WholeAnswer:
     def add(self, output: StepOutput) -> StreamOutput | None:
         """Take one step's output of one choice; its last delta if that ended the choice.
 
-        Nobody reads the text before its end, so without stop strings it is made in one go.
+        Nobody reads the text before its end, so without stop strings it is made in a few goes.
         """
         if output.token_ids and self._first_token is None:
             self._first_token = time.monotonic() - self.request.arrival_time
         self._unread.append(output)
-        if output.finish_reason is None and not self._has_stops:
+        may_wait = len(self._unread) < MAX_UNREAD and not self._has_stops
+        if output.finish_reason is None and may_wait:
             return None
         outputs, self._unread = self._unread, []
         ended = None

@@ -16,6 +16,7 @@ from swiftjax.engine.async_engine import AsyncEngine
 from swiftjax.engine.engine_link import EngineLink
 from swiftjax.engine.mailbox import Mailbox
 from swiftjax.engine.request import GenerationConfig, StepOutput, StreamOutput
+from swiftjax.engine.streaming import Streaming
 from swiftjax.errors import InvalidRequestError
 from swiftjax.serving.proto import swiftjax_pb2 as pb
 from swiftjax.serving.proto import swiftjax_pb2_grpc as pb_grpc
@@ -214,3 +215,18 @@ def test_a_stop_string_found_too_late_does_not_touch_who_has_the_id_next() -> No
         assert [o.finish_reason for o in outputs if o.finish_reason] == ["length", "length"]
 
     run(body, 30.0, delay=0.005)
+
+
+def test_a_streaming_request_brings_the_size_of_its_own_buffer() -> None:
+    async def body(engine: AsyncEngine) -> None:
+        streaming = Streaming(sink=2, window=20, buffer=3 * LIMIT)
+        config = GenerationConfig(max_new_tokens=400, ignore_eos=True, streaming=streaming)
+        outputs = []
+        async for output in engine.stream("a", config, request_id="slow"):
+            outputs.append(output)
+            await until(lambda: unread(engine, "slow") > 3 * LIMIT or not engine._mailboxes)
+        tokens = [i for output in outputs for i in output.token_ids]
+        assert tokens == count_up(97, 400, VOCAB_SIZE)
+        assert 3 * LIMIT < max(len(output.token_ids) for output in outputs) <= 3 * LIMIT + SLACK
+
+    run(body, 30.0, delay=0.001, streams=True)

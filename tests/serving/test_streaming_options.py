@@ -18,7 +18,7 @@ LONG = "a" * 100
 SIZES: dict[str, Any] = {"max_model_len": 64, "num_pages": 16}  # pages of 4: one sequence's
 
 
-@pytest.mark.parametrize("streaming", [None, Streaming(), Streaming(sink=0, window=5)])
+@pytest.mark.parametrize("streaming", [None, Streaming(), Streaming(sink=0, window=5, buffer=9)])
 def test_options_survive_the_wire(streaming: Streaming | None) -> None:
     request = pb.GenerateRequest()
     write_options(GenerationConfig(streaming=streaming), request)
