@@ -1,7 +1,8 @@
 """A chat that never ends: python examples/endless_chat.py [--model-path smollm2-135m] [--turns 12].
 
-All turns are sent every time. The model reads the first tokens and the last ones, so the chat goes
-on long after it has outgrown the model's context, in the same few pages.
+A session keeps what was computed, so a turn costs what is new in it. The model reads the first
+tokens and the last ones, so the chat goes on long after it has outgrown the model's context, in the
+same few pages.
 """
 
 import argparse
@@ -22,19 +23,14 @@ def main() -> None:
     args = parser.parse_args()
 
     engine = Engine(args.model_path, streaming=True, max_batch_size=1)
-    config = GenerationConfig(
-        max_new_tokens=args.max_new_tokens,
-        repetition_penalty=1.1,
-        streaming=Streaming(sink=4, window=args.window),
-    )
-    chat: list[dict[str, str]] = []
-    for question in itertools.islice(itertools.cycle(QUESTIONS), args.turns):
-        chat.append({"role": "user", "content": question})
-        prompt = engine.tokenizer.apply_chat_template(chat)
-        [answer] = engine.generate([prompt], config)
-        chat.append({"role": "assistant", "content": answer.text})
-        length = len(answer.prompt_token_ids) + len(answer.token_ids)
-        print(f"> {question}\n{answer.text}\n  [{length} tokens of chat]\n")
+    config = GenerationConfig(max_new_tokens=args.max_new_tokens, repetition_penalty=1.1)
+    with engine.open_session(streaming=Streaming(sink=4, window=args.window)) as session:
+        for question in itertools.islice(itertools.cycle(QUESTIONS), args.turns):
+            session.append([{"role": "user", "content": question}])
+            answer = session.generate(config)
+            computed = len(answer.prompt_token_ids) - answer.num_cached_tokens
+            print(f"> {question}\n{answer.text}")
+            print(f"  [{len(session)} tokens of chat, {computed} of them new to this turn]\n")
 
 
 if __name__ == "__main__":
