@@ -53,8 +53,8 @@ def check(
 
 
 @pytest.mark.parametrize("rope", KINDS.values(), ids=KINDS)
-def test_every_step_equals_the_papers_rule(rope: RopeConfig) -> None:
-    """b061: many evictions, and pages of 4 whose edges fall everywhere in a window of 13."""
+def test_b061_every_step_equals_the_papers_rule(rope: RopeConfig) -> None:
+    """Many evictions, and pages of 4 whose edges fall everywhere in a window of 13."""
     check(rope, Streaming(sink=4, window=13), [20, 9, 13, 1, 7] + [1] * 60)
 
 
@@ -94,7 +94,7 @@ def test_the_kernels_follow_it_too(kind: str) -> None:
     )  # fmt: skip
 
 
-def test_until_the_window_is_full_it_is_ordinary_attention() -> None:
+def test_b061_until_the_window_is_full_it_is_ordinary_attention() -> None:
     params = random_params(CONFIG, np.dtype("float32"))
     chunks = [12] + [1] * 4
     plain = forward_logits(CONFIG, params, IDS[:16], chunks=chunks, page_size=4)

@@ -163,3 +163,18 @@ def test_fields_without_effect_are_taken() -> None:
         await service.post(PATH, {"messages": HI, "max_tokens": 1} | fields)
 
     run(body)
+
+
+@pytest.mark.parametrize("path", [PATH, "/v1/completions"])
+def test_b066_speculation_is_refused_where_a_request_asks_for_it(path: str) -> None:
+    """There is none here, which a client that counts on it has to know."""
+
+    async def body(service: HttpService) -> None:
+        prompt: Json = {"messages": HI} if path == PATH else {"prompt": "a"}
+        for name in ("num_speculative_tokens", "speculative_config", "draft_model"):
+            error = await service.refused(path, prompt | {name: 3})
+            assert error["param"] == name
+        await service.refused(path, prompt | {"prediction": {"type": "content", "content": "a"}})
+        assert service.num_steps == 0
+
+    run(body)
