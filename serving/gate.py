@@ -15,6 +15,7 @@ class Gate:
 
     def __init__(self) -> None:
         self._reason: str | None = "the model is loading; try again when the server is ready"
+        self._is_shut = False
         self._num_inside = 0
         self._is_empty = asyncio.Event()
         self._is_empty.set()
@@ -24,13 +25,21 @@ class Gate:
         """Whether calls are let in."""
         return self._reason is None
 
-    def open(self) -> None:
-        """Let calls in."""
-        self._reason = None
+    @property
+    def is_shut(self) -> bool:
+        """Whether no call will ever be let in again."""
+        return self._is_shut
 
-    def close(self, reason: str) -> None:
-        """Let no more calls in; those inside go on."""
-        self._reason = reason
+    def open(self) -> None:
+        """Let calls in, unless it was closed for good."""
+        if not self._is_shut:
+            self._reason = None
+
+    def close(self, reason: str, *, for_good: bool) -> None:
+        """Let no more calls in, for now or for good; those inside go on."""
+        if not self._is_shut:  # else the first reason stays
+            self._reason = reason
+        self._is_shut |= for_good
 
     @contextmanager
     def passing(self) -> Iterator[None]:

@@ -32,7 +32,14 @@ class Gauges:
             yield from _steps(watch, stats)
         if (report := engine.devices()) is not None:
             yield from _devices(report)
-        yield _labelled("model_info", "The model", version=__version__, quantization="none")
+        model = self._served.model
+        yield _labelled(
+            "model_info",
+            "The model",
+            version=model.version,
+            quantization=model.quantization or "none",
+            server_version=__version__,
+        )
 
 
 def _load(stats: CoreStats) -> Iterable[Metric]:

@@ -14,7 +14,7 @@ from grpc_reflection.v1alpha import reflection
 
 from swiftjax.errors import SwiftJaxError
 from swiftjax.serving.addresses import is_loopback
-from swiftjax.serving.admin_service import AdminService
+from swiftjax.serving.admin_service import AdminService, Reload
 from swiftjax.serving.gate import Gate
 from swiftjax.serving.generation_service import GenerationService
 from swiftjax.serving.interceptor import CallInterceptor
@@ -106,11 +106,19 @@ class GrpcServer:
         if self._gateway is not None:
             self._gateway.served = served
         self._gate.open()
-        await self._set_health(health_pb2.HealthCheckResponse.SERVING)
+        if self._gate.is_open:  # not told to drain meanwhile
+            await self._set_health(health_pb2.HealthCheckResponse.SERVING)
 
-    async def drain(self, reason: str, seconds: float) -> bool:
-        """Refuse new calls and wait for those that run; false when some still do after that."""
-        self._gate.close(reason)
+    def offer_reload(self, reload: Reload) -> None:
+        """Let operators change the weights."""
+        self._admin.reload = reload
+
+    async def drain(self, reason: str, seconds: float, *, for_good: bool = True) -> bool:
+        """Refuse new calls and wait for those that run; false when some still do after that.
+
+        Unless it is for good, `open` ends it.
+        """
+        self._gate.close(reason, for_good=for_good)
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         return await self._gate.wait_empty(seconds)
 

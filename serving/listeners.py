@@ -6,6 +6,7 @@ Knows which transports there are; what they serve is handed to `open`. Called by
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from swiftjax.serving.gate import Gate
 from swiftjax.serving.gauges import Gauges
@@ -13,6 +14,7 @@ from swiftjax.serving.grpc_server import GrpcServer
 from swiftjax.serving.http.http_server import HttpServer
 from swiftjax.serving.keys import KeyRing
 from swiftjax.serving.metrics import Metrics
+from swiftjax.serving.reloading import Reloading
 from swiftjax.serving.served import Served
 from swiftjax.serving.tls import ServerTls
 
@@ -42,6 +44,8 @@ class Listeners:
         shared = (self._gate, listen.keys, self._metrics)
         tls = listen.tls
         self.grpc = GrpcServer(listen.host, listen.grpc_port, *shared, tls)
+        self._reloading = Reloading(self._gate, partial(self.grpc.drain, for_good=False), self.open)
+        self.grpc.offer_reload(self._reloading.run)
         self.http: HttpServer | None = None
         if listen.http_port is not None:
             self.http = HttpServer(
@@ -75,15 +79,18 @@ class Listeners:
     @property
     def is_draining(self) -> bool:
         """Whether an operator has asked for no new calls, for good."""
-        return not self._gate.is_open
+        return self._gate.is_shut
 
     def count_restart(self) -> None:
         """Count that an engine is started in place of one that died."""
         self._metrics.engine_restarts.inc()
 
-    async def drain(self, reason: str, seconds: float) -> bool:
-        """Refuse new calls and wait for those that run; false when some still do after that."""
-        return await self.grpc.drain(reason, seconds)
+    async def drain(self, reason: str, seconds: float, *, for_good: bool = True) -> bool:
+        """Refuse new calls and wait for those that run; false when some still do after that.
+
+        Unless it is for good, `open` ends it.
+        """
+        return await self.grpc.drain(reason, seconds, for_good=for_good)
 
     async def stop(self) -> None:
         """Close the ports and cut off what still runs."""

@@ -161,9 +161,13 @@ def read_response(response: pb.GenerateResponse) -> Delta:
 
 
 def describe_model(
-    name: str, config: ModelConfig, limits: EngineLimits, tokenizer: Tokenizer
+    name: str,
+    config: ModelConfig,
+    limits: EngineLimits,
+    tokenizer: Tokenizer,
+    version: str = "",
 ) -> pb.GetModelResponse:
-    """Write what GetModel answers."""
+    """Write what GetModel answers; `version` tells these weights from those before."""
     return pb.GetModelResponse(
         name=name,
         family=config.family,
@@ -174,4 +178,6 @@ def describe_model(
         dtype=config.dtype or "",
         has_chat_template=tokenizer.has_chat_template,
         server_version=__version__,
+        version=version,
+        quantization=config.quantization.kind if config.quantization else "",
     )

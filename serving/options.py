@@ -80,15 +80,18 @@ def read_streaming(asked: pb.StreamingOptions) -> Streaming:
 
 def read_request_options(request: pb.GenerateRequest) -> RequestOptions:
     """Read who asks and how urgently; raises InvalidRequestError for a value out of range."""
-    limit = _read_duration(request.time_limit) if request.HasField("time_limit") else None
+    limit = None
+    if request.HasField("time_limit"):
+        limit = read_duration("time_limit", request.time_limit)
     return RequestOptions(**{name: getattr(request, name) for name in _LABELS}, time_limit=limit)
 
 
-def _read_duration(duration: Duration) -> float:
+def read_duration(name: str, duration: Duration) -> float:
+    """Read a field of that name in seconds; raises InvalidRequestError for a malformed one."""
     seconds, nanos = duration.seconds, duration.nanos
     if abs(nanos) >= 10**9 or seconds * nanos < 0:
         raise InvalidRequestError(
-            f"time_limit has {seconds} seconds and {nanos} nanos; nanos must lie between -1e9 and "
+            f"{name} has {seconds} seconds and {nanos} nanos; nanos must lie between -1e9 and "
             "1e9 and have the sign of the seconds"
         )
     return seconds + nanos / 1e9

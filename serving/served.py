@@ -1,7 +1,7 @@
 """What a server serves: made by the CLI when the model is loaded, handed to every transport."""
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from swiftjax.engine.async_engine import AsyncEngine
 from swiftjax.engine.request import GenerationConfig
@@ -11,6 +11,22 @@ from swiftjax.serving.proto import swiftjax_pb2 as pb
 from swiftjax.serving.quota import Quota
 from swiftjax.serving.tools.formats import ToolParser
 from swiftjax.serving.tracing import Operation, Tracer
+
+
+@runtime_checkable
+class WeightChange(Protocol):
+    """How the weights of an engine are changed: read others, then use them."""
+
+    async def read(self, path: str) -> None:
+        """Read a checkpoint (empty: the same again) while the engine works.
+
+        Raises SwiftJaxError for what cannot take the place of the weights in use.
+        """
+        ...
+
+    async def use(self) -> pb.GetModelResponse:
+        """Use what was read last, while nothing runs; gives what GetModel is to say."""
+        ...
 
 
 class Served(NamedTuple):
@@ -23,6 +39,7 @@ class Served(NamedTuple):
     tool_parser: ToolParser | None = None  # how the model writes calls, if its template hides it
     tracer: Tracer | None = None
     quota: Quota | None = None
+    weights: WeightChange | None = None
 
     def watched(self, stream: Outputs, operation: Operation, config: GenerationConfig) -> Outputs:
         """Pass a stream on, counted for its key and inside a span, where that was asked for."""

@@ -107,7 +107,8 @@ async def run_server(
             announce("the engine died; the log above says why")
             signals.can_drain = False
             may_restart = not listeners.is_draining
-            await listeners.drain("the engine died and is started again; try again later", 0.0)
+            reason = "the engine died and is started again; try again later"
+            await listeners.drain(reason, 0.0, for_good=False)
             await served.engine.close()
             again = await _start_again(load, restarts, listeners) if may_restart else None
             if again is None:

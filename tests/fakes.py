@@ -39,6 +39,7 @@ class FakeRunner:
     def __init__(self, vocab_size: int, delay: float = 0.0) -> None:
         self.vocab_size = vocab_size
         self.delay = delay  # seconds a step takes
+        self.stride = 1  # what is added to a token: the "weights"
         self.batches: list[Batch] = []
         self.swapped: set[str] = set()
         self.last_tokens: dict[int, int] = {}  # by row, as on the device
@@ -72,7 +73,7 @@ class FakeRunner:
         return FakePending(self._keep(batch, self._sample(batch, self._token_ids(batch))))
 
     def _sample(self, batch: Batch, token_ids: np.ndarray) -> list[int]:
-        return [int(t) for t in (token_ids[batch.sample_rows] + 1) % self.vocab_size]
+        return [int(t) for t in (token_ids[batch.sample_rows] + self.stride) % self.vocab_size]
 
     def _token_ids(self, batch: Batch) -> np.ndarray:
         """The batch's tokens, those that the host has not read yet included."""

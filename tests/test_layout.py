@@ -19,7 +19,7 @@ LEVELS = {
     "kernels": 1,
     "engine": 2, "model": 2,
     "converters": 3, "replay": 3,
-    "api": 4, "build": 4, "sessions": 4, "sizing": 4,
+    "api": 4, "build": 4, "weight_swap": 4, "sessions": 4, "sizing": 4,
     "bench": 5, "evaluation": 5, "serving": 5,
     "cli": 6,
 }  # fmt: skip

@@ -649,6 +649,11 @@ class AdminServiceStub(object):
                 request_serializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.DrainRequest.SerializeToString,
                 response_deserializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.DrainResponse.FromString,
                 _registered_method=True)
+        self.ReloadModel = channel.unary_unary(
+                '/swiftjax.v1.AdminService/ReloadModel',
+                request_serializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.ReloadModelRequest.SerializeToString,
+                response_deserializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.ReloadModelResponse.FromString,
+                _registered_method=True)
         self.FlushPrefixCache = channel.unary_unary(
                 '/swiftjax.v1.AdminService/FlushPrefixCache',
                 request_serializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.FlushPrefixCacheRequest.SerializeToString,
@@ -682,6 +687,15 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReloadModel(self, request, context):
+        """Puts the weights of another checkpoint of the same shapes in place, without compiling anything.
+        They are read while calls are answered; what does not fit is refused then, by the tensor's name
+        (INVALID_ARGUMENT). New calls are refused (UNAVAILABLE) from there on until the change is made.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def FlushPrefixCache(self, request, context):
         """Forgets every cached prompt prefix before the next step; pages in use stay in use.
         """
@@ -706,6 +720,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.DrainRequest.FromString,
                     response_serializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.DrainResponse.SerializeToString,
+            ),
+            'ReloadModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReloadModel,
+                    request_deserializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.ReloadModelRequest.FromString,
+                    response_serializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.ReloadModelResponse.SerializeToString,
             ),
             'FlushPrefixCache': grpc.unary_unary_rpc_method_handler(
                     servicer.FlushPrefixCache,
@@ -796,6 +815,33 @@ class AdminService(object):
             '/swiftjax.v1.AdminService/Drain',
             swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.DrainRequest.SerializeToString,
             swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReloadModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/swiftjax.v1.AdminService/ReloadModel',
+            swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.ReloadModelRequest.SerializeToString,
+            swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.ReloadModelResponse.FromString,
             options,
             channel_credentials,
             insecure,

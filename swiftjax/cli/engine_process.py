@@ -65,13 +65,15 @@ def _build(data: bytes) -> BuiltEngine:
     logging.getLogger("swiftjax").setLevel(job.log_level)
     if job.logs_json:
         write_json_lines()
-    built = load_core(_read_config(job), warm=True, quiet=job.quiet)
+    config = _read_config(job)
+    built = load_core(config, warm=True, quiet=job.quiet)
     from swiftjax.model.device_report import Devices
+    from swiftjax.weight_swap import WeightSwap
 
     # From here on nothing should be compiled any more, and whatever is gets counted.
     devices = Devices()
     info = EngineInfo(built.core.limits, built.model_config, built.tokenizer.files)
-    return BuiltEngine(built.core, info, devices.report)
+    return BuiltEngine(built.core, info, devices.report, WeightSwap(config, built))
 
 
 def main() -> int:

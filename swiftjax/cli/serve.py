@@ -1,7 +1,6 @@
 """`swiftjax serve`: the gRPC and HTTP server in the foreground."""
 
 import logging
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -17,9 +16,8 @@ from swiftjax.cli.systemd import notify
 from swiftjax.config import EngineConfig, ReaderLimits, SessionLimits
 
 if TYPE_CHECKING:
-    from swiftjax.serving.engine_watch import EngineWatch
+    from swiftjax.cli.served_engines import ServedEngines
     from swiftjax.serving.listeners import Listen
-    from swiftjax.serving.served import Served
 
 
 MaxNumSeqs = Annotated[
@@ -185,32 +183,25 @@ def serve(
         from swiftjax.serving.tracing import make_tracer
 
         tracer = make_tracer(otlp_endpoint)
+    from swiftjax.cli.served_engines import ServedEngines
     from swiftjax.serving.quota import Quota
 
     quota = None if max_requests_per_key is None else Quota(max_requests_per_key)
-
-    async def start(watch: "EngineWatch") -> "Served":
-        served = await _start(config, policy, quiet, watch)
-        return served._replace(tool_parser=tool_call_parser, tracer=tracer, quota=quota)
-
-    raise typer.Exit(_run(start, listen, drain_seconds, max_restarts))
+    beside = {"tool_parser": tool_call_parser, "tracer": tracer, "quota": quota}
+    engines = ServedEngines(config, policy=policy, quiet=quiet, beside=beside)
+    raise typer.Exit(_run(engines, listen, drain_seconds, max_restarts))
 
 
 def _run(
-    start: Callable[["EngineWatch"], Awaitable["Served"]],
-    listen: "Listen",
-    drain_seconds: float,
-    max_restarts: int,
+    engines: "ServedEngines", listen: "Listen", drain_seconds: float, max_restarts: int
 ) -> int:
     import uvloop
 
-    from swiftjax.serving.engine_watch import EngineWatch
     from swiftjax.serving.server import run_server
 
-    watch = EngineWatch()
     return uvloop.run(
         run_server(
-            lambda: start(watch),
+            engines.start,
             listen,
             drain_seconds=drain_seconds,
             announce=print_line,
@@ -218,21 +209,3 @@ def _run(
             max_restarts=max_restarts,
         )
     )
-
-
-async def _start(config: EngineConfig, policy: str, quiet: bool, watch: "EngineWatch") -> "Served":
-    """Start an engine process and stand before it."""
-    from swiftjax.cli.engine_process import start_engine
-    from swiftjax.engine.async_engine import AsyncEngine
-    from swiftjax.engine.tokenizer import Tokenizer
-    from swiftjax.serving.messages import describe_model
-    from swiftjax.serving.served import Served
-
-    link, info = await start_engine(config, policy=policy, quiet=quiet)
-    tokenizer = Tokenizer(info.tokenizer_files)
-    engine = AsyncEngine(link, tokenizer, info.limits, config.readers, watch.take, config.sessions)
-    # The last part only: where the model lies on this machine is nobody's business.
-    name = Path(config.model_path).name
-    model = describe_model(name, info.model, info.limits, tokenizer)
-    folder = config.sessions.folder
-    return Served(engine, model, watch, Path(folder) if folder else None)

@@ -181,6 +181,12 @@ class EngineCore:
         """Drop every cached prompt prefix; pages in use stay with their owners."""
         self.scheduler.pool.forget_published()
 
+    def forget_pages(self) -> None:
+        """Drop every content that other weights computed; only while there is no work."""
+        assert not self.has_work
+        self.forget_prefixes()
+        self.sessions.forget()
+
     def _withdraw(self, choices: list[Request], num_submitted: int) -> None:
         """Forget the choices of a request that was refused half way; they have no outputs."""
         for count, choice in enumerate(choices if len(choices) > 1 else []):

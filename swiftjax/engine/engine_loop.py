@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 SECONDS_BETWEEN_DEVICE_REPORTS = 1.0
 
+Errand = Callable[[EngineCore], None]
+
 
 class EngineLoop:
     """Owns a core that has not been stepped yet; only the thread in `run` touches it."""
@@ -51,13 +53,16 @@ class EngineLoop:
         self._emit = emit
         self._inspect = inspect
         self._next_inspection = -math.inf
-        self._orders: queue.SimpleQueue[Order | Refused] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[Order | Refused | Errand] = queue.SimpleQueue()
         self._meter = StepMeter()
         self._last_stats = core.stats()
         core.add_observer(self._meter)
 
-    def put(self, order: Order | Refused) -> None:
-        """Queue an order, from any thread; a refusal made elsewhere is passed on in its turn."""
+    def put(self, order: Order | Refused | Errand) -> None:
+        """Queue an order, from any thread; a refusal made elsewhere is passed on in its turn.
+
+        An errand is run with the core, between two steps; what it raises ends the engine.
+        """
         self._orders.put(order)
 
     def run(self) -> bool:
@@ -87,7 +92,7 @@ class EngineLoop:
         self._tell(self._core.step() if self._core.has_work else [], refused)
         return True
 
-    def _obey(self, order: Order | Refused) -> Refused | None:
+    def _obey(self, order: Order | Refused | Errand) -> Refused | None:
         match order:
             case Submit(request):
                 try:
@@ -104,14 +109,16 @@ class EngineLoop:
                 self._core.forget_prefixes()
             case Refused():
                 return order
+            case _ if callable(order):
+                order(self._core)
         return None
 
-    def _next_orders(self) -> list[Order | Refused]:
+    def _next_orders(self) -> list[Order | Refused | Errand]:
         """All orders there are; waits for the first while there is nothing to compute."""
         wait = self._core.seconds_to_work()
         if not self._core.has_work:
             self._core.check_while_idle()
-        orders: list[Order | Refused] = []
+        orders: list[Order | Refused | Errand] = []
         try:
             if wait > 0:
                 # Longer than this the clock of the operating system cannot be asked to wait.

@@ -105,6 +105,11 @@ class KeptPages:
         if session in self._entries:
             self._release(self.take(session))
 
+    def drop_all(self) -> None:
+        """Give up what all sessions keep."""
+        for session in list(self._entries):
+            self.drop(session)
+
     def fork(self, session: str, fork: str) -> None:
         """Let a second session keep the same; nothing if there is nothing."""
         kept = self._entries.get(session)

@@ -119,6 +119,16 @@ class SessionDone(Message, frozen=True):
     problem: Problem | None = None
 
 
+class ReadWeights(Message, frozen=True):
+    """A process is to read other weights, beside those in use; answered by one `WeightsDone`."""
+
+    path: str
+
+
+class UseWeights(Message, frozen=True):
+    """It is to use what it read last, once nothing runs; answered by one `WeightsDone`."""
+
+
 class Close(Message, frozen=True):
     """The engine is to end after its step."""
 
@@ -142,6 +152,12 @@ class News(Message, frozen=True):
     sessions: list[SessionDone] = []
 
 
+class WeightsDone(Message, frozen=True):
+    """Weights were read, or are in use now; or neither."""
+
+    problem: Problem | None = None
+
+
 class Ready(Message, frozen=True):
     """A process has built its engine and takes orders."""
 
@@ -151,4 +167,6 @@ class Ready(Message, frozen=True):
 
 SessionOrder = CloseSession | ForkSession | SaveSession | LoadSession
 Order = Submit | Abort | Pause | Resume | ForgetPrefixes | SessionOrder | Close
-Tidings = Ready | Problem | News  # what a process sends; a Problem, when it cannot be ready
+WeightOrder = ReadWeights | UseWeights  # to a process only
+# What a process sends; a Problem, when it cannot be ready.
+Tidings = Ready | Problem | News | WeightsDone

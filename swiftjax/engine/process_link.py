@@ -25,16 +25,19 @@ from swiftjax.engine.link_messages import (
     News,
     Pause,
     Problem,
+    ReadWeights,
     Ready,
     Resume,
     SessionOrder,
     Start,
     Submit,
     Tidings,
+    UseWeights,
+    WeightsDone,
 )
 from swiftjax.engine.request import Request
 from swiftjax.engine.wire import FrameReader, to_frame
-from swiftjax.errors import InvalidRequestError, SwiftJaxError
+from swiftjax.errors import EngineDeadError, InvalidRequestError, SwiftJaxError
 from swiftjax.memory import DeviceReport
 
 logger = logging.getLogger(__name__)
@@ -53,6 +56,7 @@ class ProcessLink(asyncio.Protocol):
         self._frames = FrameReader(Tidings)
         self._transport: asyncio.WriteTransport | None = None
         self._ready: asyncio.Future[Ready] = self._loop.create_future()
+        self._answer: asyncio.Future[None] | None = None  # about weights
         self._receive: Receiver | None = None
         self._stats: CoreStats | None = None
         self._devices: DeviceReport | None = None
@@ -124,6 +128,21 @@ class ProcessLink(asyncio.Protocol):
         """Send it; files are read and written by the process."""
         self._send(order)
 
+    async def read_weights(self, path: str) -> None:
+        """Let the process read other weights while it works; raises what is wrong with them."""
+        await self._ask(ReadWeights(path))
+
+    async def use_weights(self) -> None:
+        """Let it compute with what it read last; nobody may ask it anything meanwhile."""
+        await self._ask(UseWeights())
+
+    async def _ask(self, order: Message) -> None:
+        if not self._is_alive:
+            raise EngineDeadError("the engine has ended; try again later")
+        self._answer = self._loop.create_future()
+        self._send(order)
+        await self._answer
+
     def stats(self) -> CoreStats:
         """Give the counts that came with the last news."""
         assert self._stats is not None, "nobody is handed a link before it is ready"
@@ -157,10 +176,13 @@ class ProcessLink(asyncio.Protocol):
                     self._ready.set_exception(message.error())
                 case News():
                     self._take(message)
+                case WeightsDone(problem):
+                    self._settle(None if problem is None else problem.error())
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The process has ended, or will in a moment."""
         self._transport = None
+        self._settle(EngineDeadError("the engine has ended; try again later"))
         if self._is_alive:
             self._is_alive = False
             ending = self._loop.run_in_executor(None, self._wait_for_end)
@@ -182,6 +204,15 @@ class ProcessLink(asyncio.Protocol):
         elif self._stats is not None:  # else why it is not ready was told already
             logger.error("the engine has ended; %s", reason)
             self._take(News(self._stats, ended=reason))
+
+    def _settle(self, error: SwiftJaxError | None) -> None:
+        """Answer who waits for weights, if anybody does."""
+        if self._answer is None or self._answer.done():
+            return
+        if error is None:
+            self._answer.set_result(None)
+        else:
+            self._answer.set_exception(error)
 
     def _send(self, order: Message) -> None:
         if self._transport is not None:

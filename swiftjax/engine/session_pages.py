@@ -63,6 +63,10 @@ class SessionPages:
         """Give up what a session keeps; an unknown one is ignored."""
         self._kept.drop(session)
 
+    def forget(self) -> None:
+        """Give up what all sessions keep; their next turns compute their texts again."""
+        self._kept.drop_all()
+
     def fork(self, session: str, fork: str) -> None:
         """Let another session start from the same pages."""
         self._kept.fork(session, fork)

@@ -6,7 +6,7 @@ read. Knows nothing of requests; called by the engine core.
 """
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -146,6 +146,17 @@ class ModelRunner:
             model = self._programs.model
             self._fingerprint = fingerprint(repr(model.config), model.weights(self._params))
         return self._fingerprint
+
+    def replace_weights(self, params: Mapping[str, np.ndarray]) -> None:
+        """Compute with other weights of the same names, shapes and dtypes; no step may run.
+
+        The old ones are given up first: there may be no room on the device for both.
+        """
+        model = self._programs.model
+        for array in model.weights(self._params):
+            array.delete()
+        self._params = model.bind({name: jax.device_put(x) for name, x in params.items()})
+        self._fingerprint = None
 
     def _edits_of(self, batch: Batch) -> TokenEdits:
         if batch.edits is not None:

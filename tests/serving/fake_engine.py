@@ -1,18 +1,20 @@
 """An engine process over a fake runner: `python -m tests.serving.fake_engine FILE`.
 
 Its job is a JSON object: `core` has the arguments of make_core, `die_after` breaks it at that step,
-it takes `seconds` to build, and `refuse` is an error that it raises then.
+it takes `seconds` to build, and `refuse` is an error that it raises then. `path` names its weights.
 """
 
 import json
 import sys
 import time
+from typing import cast
 
 from swiftjax.engine.core import EngineCore
 from swiftjax.engine.engine_process import BuiltEngine, run_engine_process
 from swiftjax.engine.link_messages import EngineInfo
 from swiftjax.engine.scheduler import Plan
-from swiftjax.errors import CheckpointError
+from swiftjax.errors import CheckpointError, InvalidRequestError
+from tests.fakes import FakeRunner
 from tests.serving.harness import MODEL, byte_tokenizer, make_core
 
 COMMAND = [sys.executable, "-m", "tests.serving.fake_engine"]
@@ -31,6 +33,24 @@ def break_after(core: EngineCore, num_steps: int) -> None:
     core.scheduler.schedule = counted  # type: ignore[method-assign]
 
 
+class FakeWeights:
+    """Those in the file "doubled" count up by twos; a "broken" one does not fit."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self._core = core
+        self._path = ""
+
+    def read(self, path: str) -> None:
+        """Refuse what is broken."""
+        if path == "broken":
+            raise InvalidRequestError("tensor head of broken is [1]; the running model's is [2]")
+        self._path = path
+
+    def use(self) -> None:
+        """Count in other steps."""
+        cast(FakeRunner, self._core._runner).stride = 2 if self._path == "doubled" else 1
+
+
 def build(job: bytes) -> BuiltEngine:
     """Make the engine that a job asks for."""
     asked = json.loads(job)
@@ -40,7 +60,11 @@ def build(job: bytes) -> BuiltEngine:
     core = make_core(**asked.get("core", {}))
     if "die_after" in asked:
         break_after(core, asked["die_after"])
-    return BuiltEngine(core, EngineInfo(core.limits, MODEL, byte_tokenizer().files))
+    weights = FakeWeights(core)
+    weights.read(asked.get("path", ""))
+    weights.use()
+    info = EngineInfo(core.limits, MODEL, byte_tokenizer().files)
+    return BuiltEngine(core, info, weights=weights)
 
 
 if __name__ == "__main__":

@@ -13,16 +13,18 @@ from pathlib import Path
 
 import uvloop
 
+from swiftjax.cli import served_engines
 from swiftjax.cli.json_log import write_json_lines
-from swiftjax.engine.async_engine import AsyncEngine
+from swiftjax.cli.served_engines import ServedEngines
+from swiftjax.config import EngineConfig
+from swiftjax.engine.link_messages import EngineInfo
 from swiftjax.engine.process_link import ProcessLink
-from swiftjax.engine.tokenizer import Tokenizer
 from swiftjax.serving.engine_watch import EngineWatch
 from swiftjax.serving.keys import KeyEntry, KeyRing, parse_keys
 from swiftjax.serving.listeners import Listen
 from swiftjax.serving.messages import describe_model
 from swiftjax.serving.served import Served
-from swiftjax.serving.server import run_server
+from swiftjax.serving.server import Load, run_server
 from tests.serving.fake_engine import COMMAND, break_after
 from tests.serving.harness import MODEL, make_core, make_engine
 
@@ -31,21 +33,32 @@ WATCH = EngineWatch()
 
 
 async def load() -> Served:
-    """A warm fake engine, in this process or apart."""
-    if not ARGUMENTS.apart:
-        core = make_core(**CORE)
-        if ARGUMENTS.die_after is not None:
-            break_after(core, ARGUMENTS.die_after)
-        engine = make_engine(core, watch=WATCH.take)
-        model = describe_model("bytes", MODEL, core.limits, engine.tokenizer)
-        return Served(engine, model, WATCH)
-    job: dict[str, object] = {"core": CORE, "seconds": ARGUMENTS.load_seconds}
+    """A warm fake engine in this process."""
+    core = make_core(**CORE)
+    if ARGUMENTS.die_after is not None:
+        break_after(core, ARGUMENTS.die_after)
+    engine = make_engine(core, watch=WATCH.take)
+    model = describe_model("bytes", MODEL, core.limits, engine.tokenizer)
+    return Served(engine, model, WATCH)
+
+
+async def start_fake(
+    config: EngineConfig, *, policy: str, quiet: bool
+) -> tuple[ProcessLink, EngineInfo]:
+    """A process with a fake engine, in place of one that loads a model."""
+    job = {"core": CORE, "seconds": ARGUMENTS.load_seconds, "path": config.model_path}
     if ARGUMENTS.die_after is not None:
         job["die_after"] = ARGUMENTS.die_after
     link, info = await ProcessLink.start(COMMAND, json.dumps(job).encode())
     print(f"engine process {link.pid}", file=sys.stderr, flush=True)
-    engine = AsyncEngine(link, Tokenizer(info.tokenizer_files), info.limits, watch=WATCH.take)
-    return Served(engine, describe_model("bytes", info.model, info.limits, engine.tokenizer), WATCH)
+    return link, info
+
+
+def load_apart() -> Load:
+    """The engines of `swiftjax serve`, but for what they compute."""
+    served_engines.start_engine = start_fake
+    config = EngineConfig(model_path="bytes")
+    return ServedEngines(config, policy="fcfs", quiet=True, beside={}).start
 
 
 def read_keys() -> list[KeyEntry]:
@@ -70,7 +83,7 @@ if __name__ == "__main__":
     logging.basicConfig(level=logging.DEBUG)
     write_json_lines()
     code = run_server(
-        load,
+        load_apart() if ARGUMENTS.apart else load,
         Listen(grpc_port=ARGUMENTS.port, http_port=0, keys=KeyRing(read_keys)),
         drain_seconds=20.0,
         announce=lambda line: print(line, flush=True),
