@@ -131,7 +131,7 @@ class SessionLimits:
     else needs the room, then in `host_gib` of host memory, then in `disk_gib` of files in `folder`
     (none without one). A session whose pages had to go is computed again from its text. Of a
     server, at most `max_open` are open; to open another, one that was idle for `idle_seconds` is
-    closed.
+    closed. Their texts together have at most `max_tokens`, of about 40 bytes each.
     """
 
     device_share: float = 0.5
@@ -140,6 +140,7 @@ class SessionLimits:
     folder: str | None = None
     max_open: int = 256
     idle_seconds: float = 3600.0
+    max_tokens: int = 2**25
 
     def __post_init__(self) -> None:
         if not _is_number(self.device_share) or not 0 <= self.device_share <= 1:
@@ -150,10 +151,12 @@ class SessionLimits:
             value = getattr(self, name)
             if not _is_number(value) or not 0 <= value < float("inf"):
                 raise InvalidRequestError(f"{name} of sessions is {value!r}; it must be 0 or more")
-        if type(self.max_open) is not int or self.max_open < 1:
-            raise InvalidRequestError(
-                f"max_open of sessions is {self.max_open!r}; it must be a positive integer"
-            )
+        for name in ("max_open", "max_tokens"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise InvalidRequestError(
+                    f"{name} of sessions is {value!r}; it must be a positive integer"
+                )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -57,7 +57,7 @@ class FakeRunner:
         assert key in self.swapped
         return [np.zeros(num_pages, np.int64)]
 
-    def load_copy(self, key: str, chunks: Sequence[np.ndarray]) -> None:
+    def load_copy(self, key: str, num_pages: int, chunks: Sequence[np.ndarray]) -> None:
         """Remember a name."""
         self.swapped.add(key)
 
@@ -181,9 +181,9 @@ class ContextRunner(FakeRunner):
         """What is in them."""
         return [self.host[key][:num_pages]]
 
-    def load_copy(self, key: str, chunks: Sequence[np.ndarray]) -> None:
+    def load_copy(self, key: str, num_pages: int, chunks: Sequence[np.ndarray]) -> None:
         """Put it there."""
-        super().load_copy(key, chunks)
+        super().load_copy(key, num_pages, chunks)
         self.host[key] = chunks[0]
 
     def _sample(self, batch: Batch, token_ids: np.ndarray) -> list[int]:

@@ -73,6 +73,7 @@ class AsyncSession:
         ids = await asyncio.to_thread(
             read_content, self._sessions.tokenizer, content, self.text.token_ids
         )
+        self._sessions.check_room(len(ids))
         self.text.append(ids)
 
     async def stream(
@@ -212,6 +213,7 @@ class AsyncSessions:
         """Open a session with a text."""
         self._check()
         self._make_room()
+        self.check_room(len(text.token_ids))
         self._open[text.session_id] = session = AsyncSession(self, text, owner)
         return session
 
@@ -251,6 +253,15 @@ class AsyncSessions:
             future.exception()  # whoever waited may be gone
         self._asked.clear()
         self._open.clear()
+
+    def check_room(self, num_tokens: int) -> None:
+        """Raise QueueFullError where so many more tokens would take too much memory."""
+        total = sum(map(len, self._open.values())) + num_tokens
+        if total > self._limits.max_tokens:
+            raise QueueFullError(
+                f"all open sessions would have {total} tokens; at most {self._limits.max_tokens} "
+                "are kept (max_tokens): close some, or append less"
+            )
 
     def _make_room(self) -> None:
         if len(self._open) < self._limits.max_open:

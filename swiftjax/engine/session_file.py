@@ -130,6 +130,9 @@ def _parse(body: memoryview) -> SavedSession:
     if length > _MAX_HEADER:
         raise ValueError(f"a header of {length} bytes")
     header: dict[str, Any] = json.loads(bytes(body[start : start + length]))
+    for name in ("page_size", "known", "num_dropped", "num_pages"):
+        if type(header["pages"][name]) is not int:
+            raise ValueError(f"{name} is {header['pages'][name]!r}")
     offset = start + length
 
     def take(dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:

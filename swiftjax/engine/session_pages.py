@@ -30,7 +30,7 @@ class PageStore(Protocol):
         """The contents of pages that were moved out."""
         ...
 
-    def load_copy(self, key: str, chunks: SequenceOf[np.ndarray]) -> None:
+    def load_copy(self, key: str, num_pages: int, chunks: SequenceOf[np.ndarray]) -> None:
         """Take contents as pages that were moved out; raises ValueError if they do not fit."""
         ...
 
@@ -122,7 +122,7 @@ class SessionPages:
         self._check(kept)
         key = self._kept.new_key()
         try:
-            self._store.load_copy(key, saved.chunks)
+            self._store.load_copy(key, saved.num_pages, saved.chunks)
         except ValueError as error:
             raise InvalidRequestError(f"the session's pages do not fit: {error}") from error
         self._kept.store(session, kept, key)

@@ -67,15 +67,17 @@ class KVSwap:
         chunks[-1] = chunks[-1][:, : num_pages - PAGES_PER_CHUNK * (count - 1)]
         return chunks
 
-    def load_copy(self, key: str, chunks: Sequence[np.ndarray]) -> None:
+    def load_copy(self, key: str, num_pages: int, chunks: Sequence[np.ndarray]) -> None:
         """Keep what `read_copy` gave, here or elsewhere; raises ValueError for other arrays."""
+        starts = range(0, num_pages, PAGES_PER_CHUNK)
+        counts = [min(PAGES_PER_CHUNK, num_pages - start) for start in starts]
+        if len(counts) != len(chunks):
+            raise ValueError(f"{len(chunks)} arrays cannot be {num_pages} pages")
         whole = []
-        for chunk in chunks:
-            pools, count, *rest = chunk.shape
-            if chunk.dtype != self._chunk.dtype or (pools, PAGES_PER_CHUNK, *rest) != (
-                self._chunk.shape
-            ):
-                raise ValueError(f"{chunk.dtype}{list(chunk.shape)} is no page of this cache")
+        for count, chunk in zip(counts, chunks, strict=True):
+            pools, _, *rest = self._chunk.shape
+            if chunk.dtype != self._chunk.dtype or chunk.shape != (pools, count, *rest):
+                raise ValueError(f"{chunk.dtype}{list(chunk.shape)} is not {count} pages here")
             padded = np.zeros(self._chunk.shape, chunk.dtype)
             padded[:, :count] = chunk
             whole.append(jax.device_put(padded, self._host))

@@ -136,9 +136,9 @@ class ModelRunner:
         """The contents of pages that were moved out, on the host."""
         return self._swapper().read_copy(key, num_pages)
 
-    def load_copy(self, key: str, chunks: Sequence[np.ndarray]) -> None:
+    def load_copy(self, key: str, num_pages: int, chunks: Sequence[np.ndarray]) -> None:
         """Take contents as pages that were moved out; raises ValueError if they do not fit."""
-        self._swapper().load_copy(key, chunks)
+        self._swapper().load_copy(key, num_pages, chunks)
 
     def fingerprint(self) -> str:
         """What tells this model with these weights from any other; made on the first call."""

@@ -11,6 +11,7 @@ import pytest
 from swiftjax import Engine, EngineConfig, GenerationConfig, Session, Streaming
 from swiftjax.build import build_core
 from swiftjax.config import SessionLimits
+from swiftjax.engine.session_file import read_session, write_session
 from swiftjax.errors import InvalidRequestError
 from tests.tiny_checkpoints import tiny_config, tiny_tensors, write_checkpoint
 
@@ -31,8 +32,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def build(checkpoint: Path, **limits: Any) -> Engine:
     sessions = SessionLimits(**limits)
     config = EngineConfig(
-        model_path=str(checkpoint), streaming=True, sessions=sessions, prefix_cache=False, **SIZES
-    )
+        model_path=str(checkpoint), streaming=True, sessions=sessions, prefix_cache=False,
+        overlap=True, **SIZES,
+    )  # fmt: skip
     return Engine.from_core(build_core(config))
 
 
@@ -198,6 +200,11 @@ def test_another_process_goes_on_from_a_file(
     assert [path.name for path in tmp_path.iterdir()] == [file.name]
 
 
+def file_of(data: bytes, path: Path) -> Path:
+    path.write_bytes(data)
+    return path
+
+
 def test_what_was_altered_or_is_another_models_is_refused(
     engine: Engine, checkpoint: Path, tmp_path: Path
 ) -> None:
@@ -216,7 +223,14 @@ def test_what_was_altered_or_is_another_models_is_refused(
     file.write_bytes(whole[:-7])
     with pytest.raises(InvalidRequestError, match="altered or cut"):
         engine.restore_session(file)
-    file.write_bytes(whole)
+    *first, last = read_session(file_of(whole, file)).pages.chunks
+    for chunks in ((*first, last[:, :-1]), (*first, last[:-1]), first):
+        saved = read_session(file)
+        pages = saved.pages._replace(chunks=tuple(chunks))
+        write_session(file, saved._replace(pages=pages))
+        with pytest.raises(InvalidRequestError, match=r"talk\.session: .* do not fit"):
+            engine.restore_session(file)
+        file_of(whole, file)
     config = tiny_config()
     other = write_checkpoint(tmp_path / "other", config, tiny_tensors(config, 1))
     with pytest.raises(InvalidRequestError, match=r"talk\.session.*another model"):

@@ -144,6 +144,19 @@ def test_sessions_are_bounded_and_belong_to_their_owners() -> None:
     run(body, max_open=2, idle_seconds=60.0)
 
 
+def test_the_texts_of_all_sessions_are_bounded() -> None:
+    async def body(engine: AsyncEngine) -> None:
+        sessions = [engine.sessions.open() for _ in range(2)]
+        await sessions[0].append("x" * 60)
+        with pytest.raises(QueueFullError, match=r"101 tokens.*max_tokens"):
+            await sessions[1].append("x" * 41)
+        with pytest.raises(QueueFullError, match="120 tokens"):
+            await sessions[0].fork()
+        assert [len(session) for session in sessions] == [60, 0]
+
+    run(body, max_tokens=100)
+
+
 def test_sessions_end_with_their_engine() -> None:
     async def body(engine: AsyncEngine) -> None:
         session = engine.sessions.open()
