@@ -19,6 +19,7 @@ from swiftjax.kernels.quantized_matmul import (
     int8_matmul,
     w8a8_matmul,
 )
+from swiftjax.kernels.quantized_pages import Pages, QuantizedPages
 from swiftjax.kernels.ragged_attention import ragged_attention
 from swiftjax.kernels.reference import rms_norm, rotate
 from swiftjax.kernels.rope_write import rope_write
@@ -28,6 +29,8 @@ from swiftjax.kernels.write_kv import write_kv
 __all__ = [
     "IMPLEMENTATIONS",
     "Implementation",
+    "Pages",
+    "QuantizedPages",
     "Streams",
     "check_supported",
     "choose_implementation",

@@ -112,6 +112,20 @@ def exp2(x: jax.Array) -> jax.Array:
     return out
 
 
+def round_even(x: jax.Array) -> jax.Array:
+    """Round float32 to whole numbers, ties to even ones: `jnp.round`, which does not lower."""
+    if is_interpreted():
+        return jnp.round(x)
+    (out,) = plt.elementwise_inline_asm(
+        "cvt.rni.f32.f32 $0, $1;",
+        args=[x],
+        constraints="=f,f",
+        pack=1,
+        result_shape_dtypes=[jax.ShapeDtypeStruct(x.shape, jnp.float32)],
+    )
+    return out
+
+
 def unpack_nibble(words: jax.Array, zeros: jax.Array, j: int) -> jax.Array:
     """Nibble `j` of every word minus `zeros`, in the 16-bit float type of `zeros`.
 

@@ -21,21 +21,25 @@ from swiftjax.kernels.paged_tile import (
     Softmax,
     accumulate,
     empty_softmax,
+    load_pages,
     load_rows,
     normalise,
     pl_range,
     score,
+    split_page_refs,
     store_rows,
+    value_dtype,
     walk,
 )
+from swiftjax.kernels.quantized_pages import Pages, QuantizedPages, page_arrays
 from swiftjax.kernels.streams import Streams, stream_arrays
 from swiftjax.kernels.trips import Sight, Tile, make_tile, split_ranges, trip_ranges, visible
 
 
 def decode_attention(
     q: Float[Array, "B N H"],
-    k_pages: Float[Array, "P K S H"],
-    v_pages: Float[Array, "P K S H"],
+    k_pages: Pages,
+    v_pages: Pages,
     page_table: Int32[Array, "B M"],
     context_lens: Int32[Array, " B"],
     *,
@@ -95,8 +99,8 @@ def choose_decode_config(
 
 def split_decode(
     q: Float[Array, "B N H"],
-    k_pages: Float[Array, "P K S H"],
-    v_pages: Float[Array, "P K S H"],
+    k_pages: Pages,
+    v_pages: Pages,
     page_table: Int32[Array, "B M"],
     context_lens: Int32[Array, " B"],
     *,
@@ -114,7 +118,7 @@ def split_decode(
         max_context=page_table.shape[1] * page_size,
         page_size=page_size,
         width=_triton.power_of_two(head_dim),
-        itemsize=k_pages.dtype.itemsize,
+        itemsize=q.dtype.itemsize,
     )
     tile = make_tile(k_pages, config.block_k, scale=scale, window=window)
     return _launch_splits(
@@ -124,8 +128,8 @@ def split_decode(
 
 def _launch_splits(
     q: Float[Array, "B N H"],
-    k_pages: Float[Array, "P K S H"],
-    v_pages: Float[Array, "P K S H"],
+    k_pages: Pages,
+    v_pages: Pages,
     page_table: Int32[Array, "B M"],
     context_lens: Int32[Array, " B"],
     streams: Streams | None,
@@ -139,15 +143,17 @@ def _launch_splits(
     partials = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((*rows, head_dim), rows, rows)]
     whole = [jax.ShapeDtypeStruct(q.shape, q.dtype)]
     group = num_heads // num_kv_heads
+    pages = [*page_arrays(k_pages), *page_arrays(v_pages)]
     outputs = _triton.launch(
         partial(
             _decode_kernel,
             tile=tile,
             group=group,
             num_splits=splits,
+            quantized=isinstance(k_pages, QuantizedPages),
             streams=streams is not None,
         ),
-        [q, k_pages, v_pages, page_table, context_lens, *stream_arrays(streams)],
+        [q, page_table, context_lens, *pages, *stream_arrays(streams)],
         whole if splits == 1 else partials,
         name="decode_attention",
         grid=(num_kv_heads, num_seqs, splits),
@@ -167,20 +173,20 @@ def _launch_splits(
 
 def _decode_kernel(
     q_ref: Ref,  # [B N H]
-    k_ref: Ref,  # [P K S H]
-    v_ref: Ref,
     table_ref: Ref,  # [B M]
     lens_ref: Ref,  # [B]
-    # Of Streams, where given: q_sink [B N H], sink_lens [B], reach [B].
+    # Pages of keys, of values; of Streams, where given: q_sink [B N H], sink_lens [B], reach [B].
     # Then [out [B N H]], or partial out [B N Z H], peak, total.
     *refs: Ref,
     tile: Tile,
     group: int,
     num_splits: int,
+    quantized: bool,
     streams: bool,
 ) -> None:
     """Grid (K, B, Z): KV head, sequence, split. The query heads of a group are the tile's rows."""
     head, seq, split = pl.program_id(0), pl.program_id(1), pl.program_id(2)
+    k_pages, v_pages, refs = split_page_refs(refs, quantized)
     row = pl_range(16)  # what tensor cores need; surplus rows hold zeros and are not stored
     live, heads = row < group, head * group + row
     position = lens_ref[seq] - 1
@@ -190,11 +196,11 @@ def _decode_kernel(
 
     def visit(keys: Keys, state: Softmax, masked: bool) -> Softmax:
         seen = visible(keys.position, position, position, sight) if masked else None
-        k = load_rows(k_ref, (keys.page, head, keys.offset), seen, tile)
-        v = load_rows(v_ref, (keys.page, head, keys.offset), seen, tile)
-        scores = score(q, q_sink, k, keys, sight)
+        k, k_scale = load_pages(k_pages, keys, head, seen, tile, q.dtype)
+        v, v_scale = load_pages(v_pages, keys, head, seen, tile, value_dtype(q.dtype))
+        scores = score(q, q_sink, k, k_scale, keys, sight)
         allowed = None if seen is None else jnp.broadcast_to(seen[None, :], scores.shape)
-        return accumulate(state, scores, allowed, v, tile)
+        return accumulate(state, scores, allowed, v, v_scale, tile)
 
     trips = trip_ranges(position, position, sight, tile.block_k)
     ranges = split_ranges(trips, split, num_splits)

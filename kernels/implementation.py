@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from swiftjax.kernels.quantized_pages import Pages, computed_dtype
 from swiftjax.kernels.streams import Streams
 
 Implementation = Literal["reference", "xla", "triton"]
@@ -66,7 +67,7 @@ def check_supported(
 
 def check_attention(
     q: Float[Array, "T N H"],
-    k_pages: Float[Array, "P K S H"],
+    k_pages: Pages,
     window: int,
     streams: Streams | None,
     implementation: Implementation,
@@ -84,5 +85,5 @@ def check_attention(
         num_kv_heads=k_pages.shape[1],
         head_dim=q.shape[2],
         page_size=k_pages.shape[2],
-        dtype=k_pages.dtype,
+        dtype=computed_dtype(k_pages, q),
     )

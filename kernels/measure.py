@@ -16,6 +16,7 @@ import numpy as np
 
 from swiftjax.kernels.decode_attention import decode_attention
 from swiftjax.kernels.implementation import Implementation
+from swiftjax.kernels.quantized_pages import Pages
 from swiftjax.kernels.ragged_attention import ragged_attention
 from swiftjax.kernels.write_kv import write_kv
 
@@ -179,7 +180,7 @@ def measure_write(
     shape = (num_tokens, NUM_KV_HEADS, HEAD_DIM)
     tokens = [jax.random.normal(jax.random.key(9 + i), shape, jnp.bfloat16) for i in range(sets)]
 
-    def write(k: jax.Array, v: jax.Array, *arrays: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def write(k: Pages, v: Pages, *arrays: jax.Array) -> tuple[Pages, Pages]:
         new, where = arrays[:sets], arrays[sets:]
         for i in range(sets):
             k, v = write_kv(k, v, new[i], new[i - 1], where[i], implementation=implementation)

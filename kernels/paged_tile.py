@@ -11,9 +11,11 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int32
+from jaxtyping import Array, Bool, Float, Int32, Num
 
 from swiftjax.kernels import _triton
+from swiftjax.kernels.quantized_pages import largest_value
+from swiftjax.kernels.quantized_reference import FP8, SMALLEST_SCALE
 from swiftjax.kernels.trips import Sight, Tile
 
 MASKED = -1e30  # finite: the difference of two masked scores must not be NaN
@@ -60,7 +62,7 @@ def rows_mask(live: Bool[Array, " X"], tile: Tile) -> Bool[Array, "X W"]:
 
 def load_rows(
     ref: Ref, index: tuple[Any, ...], live: Bool[Array, " X"] | None, tile: Tile
-) -> Float[Array, "X W"]:
+) -> Num[Array, "X W"]:
     """Load head vectors; rows that are not live, and columns past the head width, are zero."""
     at = rows_at(ref, index, tile)
     if live is None and tile.width == tile.head_dim:
@@ -68,7 +70,8 @@ def load_rows(
     if live is None:
         rows = next(x.shape[0] for x in index if getattr(x, "ndim", 0) == 1)
         live = jnp.ones((rows,), jnp.bool_)
-    return _triton.load(at, mask=rows_mask(live, tile), other=0)
+    # A zero of the array's own type: an integer is not made an e4m3 number.
+    return _triton.load(at, mask=rows_mask(live, tile), other=jnp.zeros((), ref.dtype))
 
 
 def store_rows(
@@ -83,12 +86,83 @@ def store_rows(
     _triton.store(at, values.astype(ref.dtype), mask=rows_mask(live, tile))
 
 
+class PageRefs(NamedTuple):
+    """References to the pages of keys or values, and to their scales where they are in 8 bits."""
+
+    values: Ref  # [P K S H]
+    scales: Ref | None  # [P K S]
+
+
+def split_page_refs(
+    refs: tuple[Ref, ...], quantized: bool
+) -> tuple[PageRefs, PageRefs, tuple[Ref, ...]]:
+    """Take keys and values, as `page_arrays` lists them, off the front of a kernel's arguments."""
+    if not quantized:
+        return PageRefs(refs[0], None), PageRefs(refs[1], None), refs[2:]
+    return PageRefs(*refs[:2]), PageRefs(*refs[2:4]), refs[4:]
+
+
 class Keys(NamedTuple):
     """Where the keys of one trip lie; `page` is one id if the trip does not leave its page."""
 
     page: Array
     offset: Int32[Array, " C"]
     position: Int32[Array, " C"]
+
+
+def load_pages(
+    pages: PageRefs, keys: Keys, head: Any, seen: Bool[Array, " C"] | None, tile: Tile, dtype: Any
+) -> tuple[Float[Array, "C W"], Float[Array, " C"] | None]:
+    """Load the keys or values of a trip; 8 bits as numbers of `dtype`, with their scales.
+
+    The scales are not applied here: they belong to whole rows, so that one factor for a score or a
+    weight does what one for every number would.
+    """
+    index = (keys.page, head, keys.offset)
+    rows = load_rows(pages.values, index, seen, tile)
+    if pages.scales is None:
+        return rows, None
+    at = pages.scales.at[index]
+    scales = _triton.load(at) if seen is None else _triton.load(at, mask=seen, other=0)
+    return rows.astype(dtype), scales
+
+
+def store_pages(
+    pages: PageRefs,
+    place: tuple[Any, ...],
+    parts: list[tuple[Array, Array, Array]],
+    stored: Bool[Array, "T 1"],
+) -> None:
+    """Store heads at `place`, each in parts of columns: (rows [T W], columns [1 W], mask [T W]).
+
+    Rows are zero outside their mask. Pages in 8 bits get values and a scale, as
+    `quantize_heads` makes them, of all parts of a head together.
+    """
+    if pages.scales is None:
+        for rows, columns, mask in parts:
+            target = pages.values.at[(*place, columns)]
+            _triton.store(target, rows.astype(pages.values.dtype), mask=mask)
+        return
+    largest = largest_value(pages.values.dtype)
+    wide = [rows.astype(jnp.float32) for rows, _, _ in parts]
+    peaks = [jnp.abs(rows).max(axis=1)[:, None] for rows in wide]
+    peak = peaks[0] if len(peaks) == 1 else jnp.maximum(*peaks)
+    scale = jnp.maximum(peak / largest, SMALLEST_SCALE)
+    for rows, (_, columns, mask) in zip(wide, parts, strict=True):
+        values = jnp.minimum(jnp.maximum(rows / scale, -largest), largest)
+        if pages.values.dtype != FP8:
+            values = _triton.round_even(values).astype(jnp.int32)
+        target = pages.values.at[(*place, columns)]
+        _triton.store(target, values.astype(pages.values.dtype), mask=mask)
+    _triton.store(pages.scales.at[place], scale, mask=stored)
+
+
+def value_dtype(dtype: Any) -> Any:
+    """The type to multiply weights with 8-bit values in: both are exact, or as good, in bfloat16.
+
+    A weight times a scale can be less than float16 holds.
+    """
+    return jnp.bfloat16 if dtype == jnp.float16 else dtype
 
 
 def page_ids(table_ref: Ref, seq: Any, trip: Any, last: Any, tile: Tile) -> Array:
@@ -141,14 +215,18 @@ def score(
     q: Float[Array, "X W"],
     q_sink: Float[Array, "X W"] | None,
     k: Float[Array, "C W"],
+    k_scale: Float[Array, " C"] | None,
     keys: Keys,
     sight: Sight,
 ) -> Float[Array, "X C"]:
-    """Multiply queries with keys, sink keys with the queries meant for them; not yet scaled."""
+    """Multiply queries with keys, sink keys with the queries meant for them.
+
+    The scale of attention is not yet applied, that of keys in 8 bits is.
+    """
     scores = dot(q, k.T)
-    if q_sink is None:
-        return scores
-    return jnp.where((keys.position < sight.sink_len)[None, :], dot(q_sink, k.T), scores)
+    if q_sink is not None:
+        scores = jnp.where((keys.position < sight.sink_len)[None, :], dot(q_sink, k.T), scores)
+    return scores if k_scale is None else scores * k_scale[None, :]
 
 
 def accumulate(
@@ -156,6 +234,7 @@ def accumulate(
     scores: Array,
     allowed: Bool[Array, "X C"] | None,
     values: Array,
+    v_scale: Array | None,
     tile: Tile,
 ) -> Softmax:
     """Take one trip's keys into the online softmax; `allowed` None means that all are visible."""
@@ -169,7 +248,8 @@ def accumulate(
         # For rows that have seen no key yet, where MASKED - MASKED is 0.
         weights = jnp.where(allowed, weights, 0.0)
     shrink = _triton.exp2(state.peak - peak)
-    out = state.out * shrink[:, None] + dot(weights.astype(values.dtype), values)
+    scaled = weights if v_scale is None else weights * v_scale[None, :]
+    out = state.out * shrink[:, None] + dot(scaled.astype(values.dtype), values)
     return Softmax(out, peak, state.total * shrink + weights.sum(axis=1))
 
 

@@ -23,13 +23,17 @@ from swiftjax.kernels.paged_tile import (
     Softmax,
     accumulate,
     empty_softmax,
+    load_pages,
     load_rows,
     normalise,
     pl_range,
     score,
+    split_page_refs,
     store_rows,
+    value_dtype,
     walk,
 )
+from swiftjax.kernels.quantized_pages import Pages, QuantizedPages, page_arrays
 from swiftjax.kernels.query_blocks import query_blocks
 from swiftjax.kernels.streams import Streams, stream_arrays
 from swiftjax.kernels.trips import Sight, Tile, make_tile, trip_ranges, visible
@@ -37,8 +41,8 @@ from swiftjax.kernels.trips import Sight, Tile, make_tile, trip_ranges, visible
 
 def ragged_attention(
     q: Float[Array, "T N H"],
-    k_pages: Float[Array, "P K S H"],
-    v_pages: Float[Array, "P K S H"],
+    k_pages: Pages,
+    v_pages: Pages,
     page_table: Int32[Array, "B M"],
     query_starts: Int32[Array, " B+1"],
     context_lens: Int32[Array, " B"],
@@ -100,8 +104,8 @@ def choose_ragged_config(
 
 def block_attention(
     q: Float[Array, "T N H"],
-    k_pages: Float[Array, "P K S H"],
-    v_pages: Float[Array, "P K S H"],
+    k_pages: Pages,
+    v_pages: Pages,
     page_table: Int32[Array, "B M"],
     query_starts: Int32[Array, " B+1"],
     context_lens: Int32[Array, " B"],
@@ -121,12 +125,12 @@ def block_attention(
         num_seqs=context_lens.shape[0],
         group=padded_group,
         width=_triton.power_of_two(head_dim),
-        itemsize=k_pages.dtype.itemsize,
+        itemsize=q.dtype.itemsize,
     )
     tile = make_tile(k_pages, config.block_k, scale=scale, window=window)
     blocks = query_blocks(query_starts, context_lens, num_tokens, config.rows // padded_group)
     one_sequence = context_lens.shape[0] == 1
-    arrays = [q, k_pages, v_pages, page_table, *blocks[:4]]
+    pages = [*page_arrays(k_pages), *page_arrays(v_pages)]
     return _triton.launch(
         partial(
             _ragged_kernel,
@@ -134,9 +138,10 @@ def block_attention(
             group=group,
             rows=config.rows,
             one_sequence=one_sequence,
+            quantized=isinstance(k_pages, QuantizedPages),
             streams=streams is not None,
         ),
-        [*arrays, *stream_arrays(streams)],
+        [q, page_table, *blocks[:4], *pages, *stream_arrays(streams)],
         [jax.ShapeDtypeStruct(q.shape, q.dtype)],
         name="ragged_attention",
         grid=(num_kv_heads, blocks.first.shape[0]),
@@ -146,21 +151,23 @@ def block_attention(
 
 def _ragged_kernel(
     q_ref: Ref,  # [T N H]
-    k_ref: Ref,  # [P K S H]
-    v_ref: Ref,
     table_ref: Ref,  # [B M]
     sequence_ref: Ref,  # [blocks], as the next three: see QueryBlocks
     first_ref: Ref,
     end_ref: Ref,
     position_ref: Ref,
-    *refs: Ref,  # of Streams, where given: q_sink [T N H], sink_lens [B], reach [B]; out [T N H]
+    # Pages of keys, of values; of Streams, where given: q_sink [T N H], sink_lens [B], reach [B].
+    # Then out [T N H].
+    *refs: Ref,
     tile: Tile,
     group: int,
     rows: int,
     one_sequence: bool,
+    quantized: bool,
     streams: bool,
 ) -> None:
     """Grid (K, blocks): KV head, query block. Rows are tokens times the group's query heads."""
+    k_pages, v_pages, refs = split_page_refs(refs, quantized)
     head = pl.program_id(0)
     block = block_of_program(pl.program_id(1), pl.num_programs(1), one_sequence)
     seq, first, end = (ref[block] for ref in (sequence_ref, first_ref, end_ref))
@@ -179,12 +186,12 @@ def _ragged_kernel(
 
     def visit(keys: Keys, state: Softmax, masked: bool) -> Softmax:
         seen = visible(keys.position, lowest, last, sight) if masked else None
-        k = load_rows(k_ref, (keys.page, head, keys.offset), seen, tile)
-        v = load_rows(v_ref, (keys.page, head, keys.offset), seen, tile)
-        scores = score(q, q_sink, k, keys, sight)
+        k, k_scale = load_pages(k_pages, keys, head, seen, tile, q.dtype)
+        v, v_scale = load_pages(v_pages, keys, head, seen, tile, value_dtype(q.dtype))
+        scores = score(q, q_sink, k, k_scale, keys, sight)
         queries = position[:, None]
         allowed = visible(keys.position[None, :], queries, queries, sight) if masked else None
-        return accumulate(state, scores, allowed, v, tile)
+        return accumulate(state, scores, allowed, v, v_scale, tile)
 
     state = empty_softmax(rows, tile.width)
     ranges = trip_ranges(lowest, last, sight, tile.block_k)

@@ -3,7 +3,8 @@
 This is the specification and the oracle of the tests, written to be checked by eye; it is slow and
 uses memory without restraint. Letters as in `swiftjax/batch.py`; C is M * S, a gathered context.
 
-Pages are `[P K S H]`. Token i of a sequence lies in page `page_table[b, i // S]` at offset `i % S`.
+Pages are `[P K S H]`, or `QuantizedPages` of that shape, whose values times scales are what is read
+wherever pages are. Token i of a sequence lies in page `page_table[b, i // S]` at offset `i % S`.
 A query at position p attends the keys at positions 0..p; with `window = w` only p-w+1..p. With
 `streams` every sequence has a window w of its own (0: all) and also attends 0..s-1, where s is its
 sink_len. Scores of these sink keys, outside or inside the window, use the query `q_sink` (the same
@@ -15,13 +16,14 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int32
 
+from swiftjax.kernels.quantized_pages import Pages, QuantizedPages, quantize_heads
 from swiftjax.kernels.streams import Streams
 
 
 def decode_attention(
     q: Float[Array, "B N H"],
-    k_pages: Float[Array, "P K S H"],
-    v_pages: Float[Array, "P K S H"],
+    k_pages: Pages,
+    v_pages: Pages,
     page_table: Int32[Array, "B M"],
     context_lens: Int32[Array, " B"],
     *,
@@ -45,8 +47,8 @@ def decode_attention(
 
 def ragged_attention(
     q: Float[Array, "T N H"],
-    k_pages: Float[Array, "P K S H"],
-    v_pages: Float[Array, "P K S H"],
+    k_pages: Pages,
+    v_pages: Pages,
     page_table: Int32[Array, "B M"],
     query_starts: Int32[Array, " B+1"],
     context_lens: Int32[Array, " B"],
@@ -82,10 +84,14 @@ def ragged_attention(
     return lax.map(one_token, jnp.arange(q.shape[0], dtype=jnp.int32))
 
 
-def gather(pages: Float[Array, "P K S H"], page_ids: Int32[Array, " M"]) -> Float[Array, "C K H"]:
+def gather(pages: Pages, page_ids: Int32[Array, " M"]) -> Float[Array, "C K H"]:
     """Lay the pages of one sequence side by side, in token order, as float32."""
     _, num_kv_heads, _, head_dim = pages.shape
-    tokens = pages[page_ids].astype(jnp.float32).transpose(0, 2, 1, 3)
+    if isinstance(pages, QuantizedPages):
+        tokens = pages.values[page_ids].astype(jnp.float32) * pages.scales[page_ids][..., None]
+    else:
+        tokens = pages[page_ids].astype(jnp.float32)
+    tokens = tokens.transpose(0, 2, 1, 3)
     return tokens.reshape(-1, num_kv_heads, head_dim)
 
 
@@ -110,23 +116,30 @@ def weigh(
 
 
 def write_kv(
-    k_pages: Float[Array, "P K S H"],
-    v_pages: Float[Array, "P K S H"],
+    k_pages: Pages,
+    v_pages: Pages,
     k: Float[Array, "T K H"],
     v: Float[Array, "T K H"],
     slot_mapping: Int32[Array, " T"],
-) -> tuple[Float[Array, "P K S H"], Float[Array, "P K S H"]]:
+) -> tuple[Pages, Pages]:
     """Store token t at slot `slot_mapping[t]` = page * S + offset; drop slots from P * S on."""
-    page, offset = jnp.divmod(slot_mapping, k_pages.shape[2])
-    return (
-        k_pages.at[page, :, offset].set(k.astype(k_pages.dtype), mode="drop"),
-        v_pages.at[page, :, offset].set(v.astype(v_pages.dtype), mode="drop"),
+    return _write(k_pages, k, slot_mapping), _write(v_pages, v, slot_mapping)
+
+
+def _write(pages: Pages, x: Float[Array, "T K H"], slots: Int32[Array, " T"]) -> Pages:
+    page, offset = jnp.divmod(slots, pages.shape[2])
+    if not isinstance(pages, QuantizedPages):
+        return pages.at[page, :, offset].set(x.astype(pages.dtype), mode="drop")
+    values, scales = quantize_heads(x, pages.values.dtype)
+    return QuantizedPages(
+        pages.values.at[page, :, offset].set(values, mode="drop"),
+        pages.scales.at[page, :, offset].set(scales, mode="drop"),
     )
 
 
 def rope_write(
-    k_pages: Float[Array, "P K S H"],
-    v_pages: Float[Array, "P K S H"],
+    k_pages: Pages,
+    v_pages: Pages,
     qkv: Float[Array, "T X"],
     cos: Float[Array, "T half"],
     sin: Float[Array, "T half"],
@@ -135,7 +148,7 @@ def rope_write(
     q_norm: Float[Array, " H"] | None = None,
     k_norm: Float[Array, " H"] | None = None,
     eps: float = 0.0,
-) -> tuple[Float[Array, "T N H"], Float[Array, "P K S H"], Float[Array, "P K S H"]]:
+) -> tuple[Float[Array, "T N H"], Pages, Pages]:
     """Split query, key and value heads; normalise and rotate the first two; store the last two."""
     _, num_kv_heads, _, head_dim = k_pages.shape
     heads = qkv.reshape(qkv.shape[0], -1, head_dim)

@@ -16,12 +16,19 @@ from jaxtyping import Array, Float, Int32
 
 from swiftjax.kernels import _triton, reference
 from swiftjax.kernels.implementation import Implementation, check_supported, choose_implementation
-from swiftjax.kernels.paged_tile import Ref, pl_range
+from swiftjax.kernels.paged_tile import (
+    PageRefs,
+    Ref,
+    pl_range,
+    split_page_refs,
+    store_pages,
+)
+from swiftjax.kernels.quantized_pages import Pages, computed_dtype
 
 
 def rope_write(
-    k_pages: Float[Array, "P K S H"],
-    v_pages: Float[Array, "P K S H"],
+    k_pages: Pages,
+    v_pages: Pages,
     qkv: Float[Array, "T X"],
     cos: Float[Array, "T half"],
     sin: Float[Array, "T half"],
@@ -31,7 +38,7 @@ def rope_write(
     k_norm: Float[Array, " H"] | None = None,
     eps: float = 0.0,
     implementation: Implementation | None = None,
-) -> tuple[Float[Array, "T N H"], Float[Array, "P K S H"], Float[Array, "P K S H"]]:
+) -> tuple[Float[Array, "T N H"], Pages, Pages]:
     """Rotate and store; returns the queries and the pages with the new keys and values.
 
     `qkv` holds N query, K key and K value heads of width H side by side: X = (N + 2 K) H. Queries
@@ -54,7 +61,7 @@ def rope_write(
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         page_size=page_size,
-        dtype=k_pages.dtype,
+        dtype=computed_dtype(k_pages, qkv),
     )
     arrays = (k_pages, v_pages, qkv, cos, sin, slot_mapping)
     run = rotate_rows if implementation == "triton" else reference.rope_write
@@ -79,8 +86,8 @@ def choose_rope_config(*, num_tokens: int, num_kv_heads: int, head_dim: int) -> 
 
 
 def rotate_rows(
-    k_pages: Float[Array, "P K S H"],
-    v_pages: Float[Array, "P K S H"],
+    k_pages: Pages,
+    v_pages: Pages,
     qkv: Float[Array, "T X"],
     cos: Float[Array, "T half"],
     sin: Float[Array, "T half"],
@@ -90,7 +97,7 @@ def rotate_rows(
     k_norm: Float[Array, " H"] | None = None,
     eps: float = 0.0,
     config: RopeConfig | None = None,
-) -> tuple[Float[Array, "T N H"], Float[Array, "P K S H"], Float[Array, "P K S H"]]:
+) -> tuple[Float[Array, "T N H"], Pages, Pages]:
     """Run the Triton implementation; benchmarks pass a `config`."""
     num_tokens = qkv.shape[0]
     _, num_kv_heads, _, head_dim = k_pages.shape
@@ -99,39 +106,36 @@ def rotate_rows(
         num_tokens=num_tokens, num_kv_heads=num_kv_heads, head_dim=head_dim
     )
     queries = jax.ShapeDtypeStruct((num_tokens, num_heads, head_dim), qkv.dtype)
-    pages = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (k_pages, v_pages)]
+    pages, structure = jax.tree.flatten((k_pages, v_pages))
     norms = [] if q_norm is None or k_norm is None else [q_norm, k_norm]
-    q, new_k, new_v = _triton.launch(
-        partial(_rope_kernel, block_t=config.block_t, eps=eps),
-        [k_pages, v_pages, qkv, cos, sin, slot_mapping, *norms],
-        [queries, *pages],
+    q, *written = _triton.launch(
+        partial(_rope_kernel, block_t=config.block_t, eps=eps, num_pools=len(pages)),
+        [*pages, qkv, cos, sin, slot_mapping, *norms],
+        [queries, *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in pages)],
         name="rope_write",
         grid=(num_kv_heads, -(-num_tokens // config.block_t)),
         knobs=_triton.Launch(num_warps=config.num_warps, num_stages=1),
-        aliases={0: 1, 1: 2},
+        aliases={i: 1 + i for i in range(len(pages))},
     )
-    return q, new_k, new_v
+    return q, *jax.tree.unflatten(structure, written)
 
 
 Halves = tuple[Array, Array]  # [tokens half] float32: the first and the second half of a head
 
 
 def _rope_kernel(
-    k_pages_ref: Ref,  # [P K S H], the same memory as the outputs
-    v_pages_ref: Ref,
-    qkv_ref: Ref,  # [T X]
-    cos_ref: Ref,  # [T H/2]
-    sin_ref: Ref,
-    slots_ref: Ref,  # [T]
-    *refs: Ref,  # [q_norm [H], k_norm [H]], then q [T N H] and the pages
+    # Pages of keys and of values, the same memory as the outputs; qkv [T X], cos [T H/2], sin
+    # [T H/2], slots [T]; [q_norm [H], k_norm [H]]; then q [T N H] and the pages again.
+    *refs: Ref,
     block_t: int,
     eps: float,
+    num_pools: int,
 ) -> None:
     """Grid (K, T / block_t): KV head with its query heads, block of tokens."""
-    del k_pages_ref, v_pages_ref
-    *norm_refs, q_ref, k_out_ref, v_out_ref = refs
+    qkv_ref, cos_ref, sin_ref, slots_ref, *norm_refs, q_ref = refs[num_pools:-num_pools]
+    k_out, v_out, _ = split_page_refs(refs[-num_pools:], quantized=num_pools > 2)
     num_tokens, num_heads, head_dim = q_ref.shape
-    num_pages, num_kv_heads, page_size, _ = k_out_ref.shape
+    num_pages, num_kv_heads, page_size, _ = k_out.values.shape
     group, half = num_heads // num_kv_heads, head_dim // 2
     kv_head = pl.program_id(0)
     token = (pl.program_id(1) * block_t + pl_range(block_t))[:, None]
@@ -155,19 +159,20 @@ def _rope_kernel(
         first, second = x if not norm_refs else _normalised(x, norm_refs[norm], qkv_ref.dtype, eps)
         return first * cos - second * sin, second * cos + first * sin
 
-    def put(ref: Ref, index: tuple[Array, ...], x: Halves, mask: Array) -> None:
-        for values, columns in zip(x, (column, column + half), strict=True):
-            # Through the projection's dtype: pages of another one must not see more digits.
-            rows = values.astype(qkv_ref.dtype).astype(ref.dtype)
-            _triton.store(ref.at[(*index, columns)], rows, mask=mask)
+    def put(pages: PageRefs, place: tuple[Array, ...], x: Halves, stored: Array) -> None:
+        # Through the projection's dtype: pages of another one must not see more digits.
+        parts = [
+            (rows.astype(qkv_ref.dtype), columns, mask & stored)
+            for rows, columns in zip(x, (column, column + half), strict=True)
+        ]
+        store_pages(pages, place, parts, stored)
 
     for i in range(group):
         head = kv_head * group + i
-        put(q_ref, (token, head), turned(head_at(head), 0), mask)
-    stored = mask & (slot < past_the_end)
-    place = (page, kv_head, offset)
-    put(k_out_ref, place, turned(head_at(num_heads + kv_head), 1), stored)
-    put(v_out_ref, place, head_at(num_heads + num_kv_heads + kv_head), stored)
+        put(PageRefs(q_ref, None), (token, head), turned(head_at(head), 0), token < num_tokens)
+    place, stored = (page, kv_head, offset), slot < past_the_end
+    put(k_out, place, turned(head_at(num_heads + kv_head), 1), stored)
+    put(v_out, place, head_at(num_heads + num_kv_heads + kv_head), stored)
 
 
 def _normalised(x: Halves, scale_ref: Ref, dtype: jnp.dtype, eps: float) -> Halves:

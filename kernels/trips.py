@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from swiftjax.kernels import _triton
+from swiftjax.kernels.quantized_pages import Pages
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,7 +31,7 @@ class Tile:
         return _triton.power_of_two(self.head_dim)
 
 
-def make_tile(pages: Float[Array, "P K S H"], block_k: int, *, scale: float, window: int) -> Tile:
+def make_tile(pages: Pages, block_k: int, *, scale: float, window: int) -> Tile:
     """Describe a kernel that walks these pages."""
     return Tile(
         page_size=pages.shape[2],

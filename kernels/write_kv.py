@@ -12,18 +12,19 @@ from jaxtyping import Array, Float, Int32
 
 from swiftjax.kernels import _triton, reference
 from swiftjax.kernels.implementation import Implementation, check_supported, choose_implementation
-from swiftjax.kernels.paged_tile import Ref, pl_range
+from swiftjax.kernels.paged_tile import Ref, pl_range, split_page_refs, store_pages
+from swiftjax.kernels.quantized_pages import Pages, computed_dtype
 
 
 def write_kv(
-    k_pages: Float[Array, "P K S H"],
-    v_pages: Float[Array, "P K S H"],
+    k_pages: Pages,
+    v_pages: Pages,
     k: Float[Array, "T K H"],
     v: Float[Array, "T K H"],
     slot_mapping: Int32[Array, " T"],
     *,
     implementation: Implementation | None = None,
-) -> tuple[Float[Array, "P K S H"], Float[Array, "P K S H"]]:
+) -> tuple[Pages, Pages]:
     """Store token t at slot `slot_mapping[t]` = page * S + offset; drop a slot of P * S.
 
     No two tokens may name the same slot. The caller donates the pages and rebinds both results;
@@ -36,7 +37,7 @@ def write_kv(
         num_kv_heads=k_pages.shape[1],
         head_dim=k.shape[2],
         page_size=k_pages.shape[2],
-        dtype=k_pages.dtype,
+        dtype=computed_dtype(k_pages, k),
     )
     if implementation == "triton":
         return scatter_rows(k_pages, v_pages, k, v, slot_mapping)
@@ -44,53 +45,52 @@ def write_kv(
 
 
 def scatter_rows(
-    k_pages: Float[Array, "P K S H"],
-    v_pages: Float[Array, "P K S H"],
+    k_pages: Pages,
+    v_pages: Pages,
     k: Float[Array, "T K H"],
     v: Float[Array, "T K H"],
     slot_mapping: Int32[Array, " T"],
     *,
     block_t: int = 16,
     num_warps: int = 1,
-) -> tuple[Float[Array, "P K S H"], Float[Array, "P K S H"]]:
+) -> tuple[Pages, Pages]:
     """Run the Triton implementation; benchmarks pass tokens and warps per program."""
     num_tokens, num_kv_heads, _ = k.shape
     block_t = min(block_t, _triton.power_of_two(num_tokens))
-    new_k, new_v = _triton.launch(
-        partial(_write_kernel, block_t=block_t),
-        [k, v, slot_mapping, k_pages, v_pages],
-        [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (k_pages, v_pages)],
+    pages, structure = jax.tree.flatten((k_pages, v_pages))
+    written = _triton.launch(
+        partial(_write_kernel, block_t=block_t, quantized=len(pages) > 2),
+        [k, v, slot_mapping, *pages],
+        [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in pages],
         name="write_kv",
         grid=(num_kv_heads, -(-num_tokens // block_t)),
         knobs=_triton.Launch(num_warps=num_warps, num_stages=1),
-        aliases={3: 0, 4: 1},
+        aliases={3 + i: i for i in range(len(pages))},
     )
-    return new_k, new_v
+    return jax.tree.unflatten(structure, written)
 
 
 def _write_kernel(
     k_ref: Ref,  # [T K H]
     v_ref: Ref,
     slots_ref: Ref,  # [T]
-    k_pages_ref: Ref,  # [P K S H], the same memory as the outputs
-    v_pages_ref: Ref,
-    k_out_ref: Ref,
-    v_out_ref: Ref,
-    *,
+    *refs: Ref,  # the pages of keys and of values twice, as arguments and as outputs
     block_t: int,
+    quantized: bool,
 ) -> None:
     """Grid (K, T / block_t): KV head, block of tokens."""
-    del k_pages_ref, v_pages_ref
+    k_out, v_out, _ = split_page_refs(refs[len(refs) // 2 :], quantized)
     num_tokens, _, head_dim = k_ref.shape
-    num_pages, _, page_size, _ = k_out_ref.shape
+    num_pages, _, page_size, _ = k_out.values.shape
     head = pl.program_id(0)
     token = pl.program_id(1) * block_t + pl_range(block_t)
     past_the_end = num_pages * page_size
     slot = _triton.load(slots_ref.at[token], mask=token < num_tokens, other=past_the_end)
     page = slot // page_size
     column = pl_range(_triton.power_of_two(head_dim))[None, :]
-    mask = (slot < past_the_end)[:, None] & (column < head_dim)
-    where = (page[:, None], head, (slot - page * page_size)[:, None], column)
-    for source, target in ((k_ref, k_out_ref), (v_ref, v_out_ref)):
+    stored = (slot < past_the_end)[:, None]
+    place = (page[:, None], head, (slot - page * page_size)[:, None])
+    mask = stored & (column < head_dim)
+    for source, target in ((k_ref, k_out), (v_ref, v_out)):
         rows = _triton.load(source.at[token[:, None], head, column], mask=mask, other=0)
-        _triton.store(target.at[where], rows.astype(target.dtype), mask=mask)
+        store_pages(target, place, [(rows, column, mask)], stored)

@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int32
+from jaxtyping import Array, Bool, Float, Int32, Num
 
+from swiftjax.kernels.quantized_pages import Pages, QuantizedPages
 from swiftjax.kernels.query_blocks import query_blocks
 from swiftjax.kernels.streams import Streams
 from swiftjax.kernels.xla_mask import Mask, make_mask, plan_trips, visible
@@ -35,8 +36,8 @@ class Softmax(NamedTuple):
 
 def decode_attention(
     q: Float[Array, "B N H"],
-    k_pages: Float[Array, "P K S H"],
-    v_pages: Float[Array, "P K S H"],
+    k_pages: Pages,
+    v_pages: Pages,
     page_table: Int32[Array, "B M"],
     context_lens: Int32[Array, " B"],
     *,
@@ -66,8 +67,8 @@ def decode_attention(
 
 def ragged_attention(
     q: Float[Array, "T N H"],
-    k_pages: Float[Array, "P K S H"],
-    v_pages: Float[Array, "P K S H"],
+    k_pages: Pages,
+    v_pages: Pages,
     page_table: Int32[Array, "B M"],
     query_starts: Int32[Array, " B+1"],
     context_lens: Int32[Array, " B"],
@@ -149,8 +150,8 @@ def attend(
     q: Float[Array, "B K X H"],
     q_sink: Float[Array, "B K X H"] | None,
     positions: Int32[Array, "B X"],
-    k_pages: Float[Array, "P K S H"],
-    v_pages: Float[Array, "P K S H"],
+    k_pages: Pages,
+    v_pages: Pages,
     page_table: Int32[Array, "B M"],
     mask: Mask,
 ) -> Float[Array, "B K X H"]:
@@ -202,10 +203,17 @@ def accumulate(
     )
 
 
-def gather(
-    pages: Float[Array, "P K S H"], page_ids: Int32[Array, "B pages"]
-) -> Float[Array, "B K C H"]:
+def gather(pages: Pages, page_ids: Int32[Array, "B pages"]) -> Float[Array, "B K C H"]:
     """Copy the named pages side by side, as float32."""
+    if isinstance(pages, QuantizedPages):
+        scales = _gather(pages.scales[..., None], page_ids)
+        return _gather(pages.values, page_ids) * scales
+    return _gather(pages, page_ids)
+
+
+def _gather(
+    pages: Num[Array, "P K S W"], page_ids: Int32[Array, "B pages"]
+) -> Float[Array, "B K C W"]:
     num_seqs, num_pages = page_ids.shape
     pool, num_kv_heads, page_size, head_dim = pages.shape
     # Rows of (page, head) come out in the order that the dots need: no second, transposing copy.

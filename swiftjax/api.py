@@ -15,7 +15,7 @@ import numpy as np
 
 from swiftjax.build import BuiltCore as BuiltCore
 from swiftjax.build import build_core as build_core
-from swiftjax.config import Dtype, EngineConfig, QueuePolicyChoice, VictimPolicyName
+from swiftjax.config import Dtype, EngineConfig, KVCacheDtype, QueuePolicyChoice, VictimPolicyName
 from swiftjax.engine.async_engine import AsyncEngine, ThreadLink
 from swiftjax.engine.grammar import GrammarCompiler
 from swiftjax.engine.request import (
@@ -83,6 +83,7 @@ class Engine:
         max_model_len: int | None = None,
         dtype: Dtype | None = None,
         quantization: Quantization | None = None,
+        kv_cache_dtype: KVCacheDtype = "auto",
         page_size: int | None = None,
         max_num_batched_tokens: int | None = None,
         implementation: str | None = None,
@@ -105,6 +106,7 @@ class Engine:
             max_model_len=max_model_len,
             dtype=dtype,
             quantization=quantization,
+            kv_cache_dtype=kv_cache_dtype,
             page_size=page_size,
             max_num_batched_tokens=max_num_batched_tokens,
             implementation=implementation,

@@ -33,6 +33,7 @@ from swiftjax.model.page_copies import PageCopies
 from swiftjax.model.runner import ModelRunner, make_programs, make_state
 from swiftjax.sizing import (
     Sizes,
+    check_kv_cache_dtype,
     choose_sizes,
     configure_jax,
     is_on_gpu,
@@ -94,6 +95,7 @@ def build_core(
     if config.trace:
         check_writable(config.trace)
     configure_jax(config.gpu_memory_utilization)
+    check_kv_cache_dtype(config.kv_cache_dtype)
     opened = open_model(config)
     model = opened.config
     if config.streaming:
@@ -109,6 +111,7 @@ def build_core(
         page_size=sizes.page_size,
         max_model_len=MAX_STREAM_LEN if config.streaming else sizes.max_model_len,
         implementation=implementation,
+        kv_cache_dtype=config.kv_cache_dtype,
         row_invariant=config.deterministic,
     )
     params = programs.model.bind(load_params(opened, progress))
@@ -117,6 +120,7 @@ def build_core(
         max_num_seqs=sizes.max_num_seqs,
         num_pages=plan.num_pages,
         page_size=sizes.page_size,
+        kv_cache_dtype=config.kv_cache_dtype,
     )
     runner = ModelRunner(programs, params, state)
     runner.copies = _make_copies(config)

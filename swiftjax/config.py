@@ -22,6 +22,9 @@ QUEUE_POLICY_NAMES: tuple[QueuePolicyName, ...] = get_args(QueuePolicyName)
 # dummy: random weights in the shape of a known model or of a directory's config.json
 LoadFormat = Literal["auto", "dummy"]
 LOAD_FORMATS: tuple[LoadFormat, ...] = get_args(LoadFormat)
+# int8, fp8: a scale for every token and KV head; auto: as the model computes
+KVCacheDtype = Literal["auto", "int8", "fp8"]
+KV_CACHE_DTYPES: tuple[KVCacheDtype, ...] = get_args(KVCacheDtype)
 VictimPolicyName = Literal["newest", "least-important"]
 VICTIM_POLICY_NAMES: tuple[VictimPolicyName, ...] = get_args(VictimPolicyName)
 
@@ -197,6 +200,7 @@ class EngineConfig:
     sessions: SessionLimits = field(default_factory=SessionLimits)
     load_format: LoadFormat = "auto"
     quantization: Quantization | None = None  # of the weights, rounded to nearest while loading
+    kv_cache_dtype: KVCacheDtype = "auto"
 
     def __post_init__(self) -> None:
         if not _is_number(self.gpu_memory_utilization) or not 0 < self.gpu_memory_utilization <= 1:
@@ -227,6 +231,7 @@ class EngineConfig:
         if self.victim_policy is not None:
             _check_choice("victim_policy", self.victim_policy, VICTIM_POLICY_NAMES)
         _check_choice("load_format", self.load_format, LOAD_FORMATS)
+        _check_choice("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         if self.dtype is not None:
             _check_choice("dtype", self.dtype, DTYPES)
 

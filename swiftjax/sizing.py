@@ -11,11 +11,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from swiftjax.config import EngineConfig, ModelConfig
+from swiftjax.config import EngineConfig, KVCacheDtype, ModelConfig
 from swiftjax.converters.demo_model import default_cache_dir, resolve_model
 from swiftjax.converters.dummy import open_dummy
 from swiftjax.converters.load import OpenCheckpoint, open_checkpoint
-from swiftjax.errors import InvalidRequestError
+from swiftjax.errors import InvalidRequestError, UnsupportedError
 from swiftjax.memory import GIB, MemoryPlan, plan_pages, temporaries
 from swiftjax.model.kv_cache import bytes_per_page
 from swiftjax.model.logprobs import PROMPT_BLOCK
@@ -25,6 +25,8 @@ from swiftjax.model.params import weight_bytes
 CPU_CACHE_BYTES = GIB
 # What graphs, cuBLAS and the driver take outside the pool that JAX manages.
 GPU_MARGIN_BYTES = GIB // 2
+# From Ada and Hopper on there are instructions that make numbers of e4m3, and of them.
+FP8_CAPABILITY = (8, 9)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +56,7 @@ class PlannedEngine(NamedTuple):
 def plan_engine(config: EngineConfig) -> PlannedEngine:
     """Size an engine without loading any weight; raises what `build_core` would."""
     configure_jax(config.gpu_memory_utilization)
+    check_kv_cache_dtype(config.kv_cache_dtype)
     model = open_model(config).config
     sizes = choose_sizes(config, model)
     return PlannedEngine(model, sizes, plan_memory(config, model, sizes))
@@ -79,6 +82,19 @@ def configure_jax(memory_fraction: float) -> None:
         jax.config.update("jax_compilation_cache_dir", str(default_cache_dir() / "compiled"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def check_kv_cache_dtype(kv_cache_dtype: KVCacheDtype) -> None:
+    """Raise UnsupportedError for a GPU that has no instructions for this type."""
+    device = jax.devices()[0]
+    capability = getattr(device, "compute_capability", None) if is_on_gpu() else None
+    if kv_cache_dtype != "fp8" or capability is None:
+        return
+    if tuple(map(int, str(capability).split("."))) < FP8_CAPABILITY:
+        raise UnsupportedError(
+            f"kv_cache_dtype fp8 needs a GPU of compute capability 8.9 or newer; this "
+            f"{device.device_kind} has {capability}: choose int8"
+        )
 
 
 def choose_sizes(config: EngineConfig, model: ModelConfig) -> Sizes:
@@ -108,7 +124,7 @@ def plan_memory(config: EngineConfig, model: ModelConfig, sizes: Sizes) -> Memor
     Raises InvalidRequestError, with the table, for what does not fit.
     """
     itemsize = jnp.dtype(model.dtype or "float32").itemsize
-    page_bytes = bytes_per_page(model, sizes.page_size, itemsize)
+    page_bytes = bytes_per_page(model, sizes.page_size, config.kv_cache_dtype)
     weights = weight_bytes(model)
     temporary = temporaries(
         model,

@@ -23,6 +23,7 @@ _IDENTITY = (
     "protocol",
     "deterministic",
     "quant_type",
+    "kv_cache_dtype",
     "overlap",
     "outputs",
 )

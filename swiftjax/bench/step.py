@@ -16,7 +16,7 @@ from swiftjax import kernels
 from swiftjax.batch import Batch, BatchShape, empty_batch
 from swiftjax.bench.limits import Peaks, decode_ms
 from swiftjax.bench.records import Figure
-from swiftjax.config import ModelConfig
+from swiftjax.config import KVCacheDtype, ModelConfig
 from swiftjax.model.params import random_params
 from swiftjax.model.runner import ModelRunner, make_runner
 
@@ -31,6 +31,7 @@ class StepCase:
     contexts: Sequence[int]
     page_size: int
     implementation: kernels.Implementation
+    kv_cache_dtype: KVCacheDtype = "auto"
 
 
 def measure_steps(config: ModelConfig, case: StepCase, peaks: Peaks | None) -> Iterator[Figure]:
@@ -41,7 +42,7 @@ def measure_steps(config: ModelConfig, case: StepCase, peaks: Peaks | None) -> I
     runner = make_runner(
         config, params, max_num_seqs=max(case.batches), num_pages=num_pages,
         page_size=case.page_size, max_model_len=max(case.contexts),
-        implementation=case.implementation,
+        implementation=case.implementation, kv_cache_dtype=case.kv_cache_dtype,
     )  # fmt: skip
     for context in case.contexts:
         for size in case.batches:

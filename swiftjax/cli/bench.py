@@ -17,12 +17,13 @@ from swiftjax.cli.options import (
     Deterministic,
     DtypeOption,
     Implementation,
+    KVCacheDtypeOption,
     LoadFormatOption,
     QuantTypeOption,
     Quiet,
     quantization,
 )
-from swiftjax.config import EngineConfig
+from swiftjax.config import EngineConfig, KVCacheDtype
 from swiftjax.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ def offline(
     small: Annotated[bool, typer.Option(help="Few and short requests, for a CPU.")] = False,
     dtype: DtypeOption = None,
     quant_type: QuantTypeOption = None,
+    kv_cache_dtype: KVCacheDtypeOption = "auto",
     max_batch_size: Seqs = None,
     max_num_batched_tokens: Tokens = None,
     max_model_len: Length = None,
@@ -80,7 +82,8 @@ def offline(
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}"
     config = EngineConfig(
         model_path=model, load_format=load_format, dtype=dtype,
-        quantization=quantization(quant_type), max_batch_size=max_batch_size,
+        quantization=quantization(quant_type), kv_cache_dtype=kv_cache_dtype,
+        max_batch_size=max_batch_size,
         max_num_batched_tokens=max_num_batched_tokens, max_model_len=max_model_len,
         implementation=implementation, overlap=overlap, deterministic=deterministic,
         prefix_cache=False, swap_space_gib=0.0, max_queue_len=1 << 20,
@@ -90,7 +93,10 @@ def offline(
 
     engine = Engine.from_core(built)
     run = run_of(built.model_config.dtype, model, commit, implementation)
-    asked = {"deterministic": deterministic or None, "quant_type": quant_type, "overlap": overlap}
+    asked = {
+        "deterministic": deterministic or None, "quant_type": quant_type, "overlap": overlap,
+        "kv_cache_dtype": _stored(kv_cache_dtype),
+    }  # fmt: skip
     run.flags.update({name: value for name, value in asked.items() if value is not None})
     names = workload or ["W1", "W2", "W3"]
     if unknown := set(names) - set(FILES):
@@ -98,14 +104,20 @@ def offline(
             f"workload {', '.join(sorted(unknown))} is unknown; choose from {', '.join(FILES)}"
         )
     for name in names:
-        report(_measure(engine, name, small=small), run, out, name)
+        plain = built.model_config.quantization is None and kv_cache_dtype == "auto"
+        report(_measure(engine, name, small=small, plain=plain), run, out, name)
 
 
-def _measure(engine: "Engine", workload: str, *, small: bool) -> Iterable["Figure"]:
+def _stored(kv_cache_dtype: KVCacheDtype) -> KVCacheDtype | None:
+    """What a record says of it: nothing of the model's own type."""
+    return None if kv_cache_dtype == "auto" else kv_cache_dtype
+
+
+def _measure(engine: "Engine", workload: str, *, small: bool, plain: bool) -> Iterable["Figure"]:
     from swiftjax.bench import workloads as w
 
-    # The limits count two bytes a weight.
-    peaks = None if engine.built.model_config.quantization else read_peaks()
+    # The limits count two bytes a weight, a key and a value.
+    peaks = read_peaks() if plain else None
     if workload == "W1":
         cases = (w.Decode(1, 64, 32), w.Decode(4, 64, 32)) if small else w.W1
         return w.measure_decode(engine, cases, peaks)
@@ -197,6 +209,7 @@ def step(
     context: Annotated[list[int] | None, typer.Option(help="Tokens of each.")] = None,
     page_size: Annotated[int, typer.Option(help="Tokens in a KV page.")] = 64,
     quant_type: QuantTypeOption = None,
+    kv_cache_dtype: KVCacheDtypeOption = "auto",
     implementation: Implementation = None,
     compare: Annotated[
         tuple[Path, Path] | None,
@@ -222,13 +235,14 @@ def step(
     chosen = implementation or kernels.choose_implementation(jax.default_backend())
     case = StepCase(
         batches=batch or [1, 8, 64, 256], contexts=context or [576], page_size=page_size,
-        implementation=read_implementation(chosen) or "xla",
+        implementation=read_implementation(chosen) or "xla", kv_cache_dtype=kv_cache_dtype,
     )  # fmt: skip
     run = run_of(SHAPES[shape].dtype, shape, commit, chosen)
-    run.flags.update({} if quant_type is None else {"quant_type": quant_type})
+    asked = {"quant_type": quant_type, "kv_cache_dtype": _stored(kv_cache_dtype)}
+    run.flags.update({name: value for name, value in asked.items() if value is not None})
     model = with_quantization(SHAPES[shape], quantization(quant_type))
-    # The limits are those of weights as the shape has them.
-    peaks = None if quant_type else read_peaks()
+    # The limits are those of weights, keys and values as the shape has them.
+    peaks = None if quant_type or kv_cache_dtype != "auto" else read_peaks()
     report(measure_steps(model, case, peaks), run, out, "step")
 
 

@@ -10,7 +10,7 @@ import typer
 from swiftjax.cli import options as opt
 from swiftjax.cli.bench_report import run_of
 from swiftjax.cli.loading import progress
-from swiftjax.config import Dtype
+from swiftjax.config import Dtype, KVCacheDtype
 from swiftjax.errors import InvalidRequestError
 from swiftjax.quantization import Quantization
 
@@ -47,6 +47,7 @@ def evaluate(
     context: Context = 512,
     dtype: opt.DtypeOption = None,
     quant_type: opt.QuantTypeOption = None,
+    kv_cache_dtype: opt.KVCacheDtypeOption = "auto",
     implementation: opt.Implementation = None,
     plot: PlotFile = None,
     out: Out = None,
@@ -55,8 +56,8 @@ def evaluate(
 ) -> None:
     """Measure a model's perplexity on a text and, with --baseline, what differs from another.
 
-    --dtype is for both models, --quant-type for MODEL only: with --baseline MODEL it tells what
-    fewer bits cost.
+    --dtype is for both models, --quant-type and --kv-cache-dtype for MODEL only: with --baseline
+    MODEL they tell what fewer bits cost.
     """
     from swiftjax.evaluation.loading import load_scored
     from swiftjax.evaluation.quality import score_texts, summarise
@@ -68,16 +69,16 @@ def evaluate(
         check_matplotlib()
     novel = read_text(text)
 
-    def load(name: str, quantization: Quantization | None) -> "ScoredModel":
+    def load(name: str, quantization: Quantization | None, stored: KVCacheDtype) -> "ScoredModel":
         with progress(f"loading {name}", quiet=quiet) as report:
             return load_scored(
                 name, dtype=dtype, quantization=quantization, length=context,
-                implementation=implementation, progress=report,
+                implementation=implementation, kv_cache_dtype=stored, progress=report,
             )  # fmt: skip
 
-    measured = load(model, opt.quantization(quant_type))
+    measured = load(model, opt.quantization(quant_type), kv_cache_dtype)
     pieces = cut_text(novel, measured.tokenizer, length=context, num_tokens=tokens)
-    other = None if baseline is None else load(baseline, None)
+    other = None if baseline is None else load(baseline, None, "auto")
     if other is not None:
         _check_vocabulary(measured, other)
     with progress("scoring", quiet=quiet) as report:
@@ -85,7 +86,10 @@ def evaluate(
             measured.model, pieces, baseline=other and other.model, progress=report
         )
     quality = summarise(scores)
-    facts = {"model": model, "baseline": baseline, "context": context, "quant_type": quant_type}
+    facts = {
+        "model": model, "baseline": baseline, "context": context, "quant_type": quant_type,
+        "kv_cache_dtype": None if kv_cache_dtype == "auto" else kv_cache_dtype,
+    }  # fmt: skip
     if as_json:
         change = {"perplexity_change": quality.perplexity_change}
         print(
@@ -112,6 +116,8 @@ def _check_vocabulary(model: "ScoredModel", baseline: "ScoredModel") -> None:
 
 def _title(facts: dict[str, Any]) -> str:
     parts = [Path(facts["model"]).name, facts["quant_type"]]
+    if facts["kv_cache_dtype"]:
+        parts.append(f"KV {facts['kv_cache_dtype']}")
     name = " ".join(part for part in parts if part)
     return name if facts["baseline"] is None else f"{name} against {Path(facts['baseline']).name}"
 

@@ -6,7 +6,14 @@ from typing import Annotated, Any
 import typer
 
 from swiftjax.cli.policy_file import parse_policy
-from swiftjax.config import QUEUE_POLICY_NAMES, Dtype, EngineConfig, LoadFormat, VictimPolicyName
+from swiftjax.config import (
+    QUEUE_POLICY_NAMES,
+    Dtype,
+    EngineConfig,
+    KVCacheDtype,
+    LoadFormat,
+    VictimPolicyName,
+)
 from swiftjax.engine.request import GenerationConfig
 from swiftjax.engine.streaming import Streaming as StreamingConfig
 from swiftjax.quantization import Quantization, QuantType
@@ -19,7 +26,9 @@ MODEL_HELP = "A Hugging Face directory, a GGUF file, a native checkpoint, or 'sm
 Model = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
 DtypeOption = Annotated[
     Dtype | None,
-    typer.Option(help="Type of weights and KV cache.", show_default="as in the checkpoint"),
+    typer.Option(
+        help="Type of weights, activations and KV cache.", show_default="as in the checkpoint"
+    ),
 ]
 QuantTypeOption = Annotated[
     QuantType | None,
@@ -27,6 +36,10 @@ QuantTypeOption = Annotated[
         help="Round the weights to fewer bits while loading; int4 in groups of 128.",
         show_default="as in the checkpoint",
     ),
+]
+KVCacheDtypeOption = Annotated[
+    KVCacheDtype,
+    typer.Option(help="Type of the KV cache; int8 and fp8 hold about twice as many tokens."),
 ]
 MaxModelLen = Annotated[
     int | None,

@@ -17,6 +17,7 @@ def plan(
     load_format: opt.LoadFormatOption = "auto",
     dtype: opt.DtypeOption = None,
     quant_type: opt.QuantTypeOption = None,
+    kv_cache_dtype: opt.KVCacheDtypeOption = "auto",
     max_model_len: opt.MaxModelLen = None,
     max_batch_size: Annotated[
         int | None,
@@ -44,6 +45,7 @@ def plan(
             load_format=load_format,
             dtype=dtype,
             quantization=opt.quantization(quant_type),
+            kv_cache_dtype=kv_cache_dtype,
             max_model_len=max_model_len,
             max_batch_size=max_batch_size,
             max_total_token_num=max_total_token_num,

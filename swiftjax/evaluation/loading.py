@@ -4,13 +4,13 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from swiftjax.build import choose_kernels, read_implementation
-from swiftjax.config import Dtype
+from swiftjax.config import Dtype, KVCacheDtype
 from swiftjax.converters.demo_model import resolve_model
 from swiftjax.converters.load import load_params, open_checkpoint
 from swiftjax.engine.tokenizer import Tokenizer
 from swiftjax.model.text_pass import PAGE_SIZE, TextPass, check_length
 from swiftjax.quantization import Quantization
-from swiftjax.sizing import configure_jax
+from swiftjax.sizing import check_kv_cache_dtype, configure_jax
 
 MEMORY_FRACTION = 0.9
 
@@ -29,6 +29,7 @@ def load_scored(
     quantization: Quantization | None,
     length: int,
     implementation: str | None,
+    kv_cache_dtype: KVCacheDtype = "auto",
     progress: Callable[[int, int], None] | None = None,
 ) -> ScoredModel:
     """Load a model by path or known name; errors as in `load_checkpoint`.
@@ -36,11 +37,15 @@ def load_scored(
     Raises InvalidRequestError, before weights are read, for pieces longer than its context.
     """
     configure_jax(MEMORY_FRACTION)
+    check_kv_cache_dtype(kv_cache_dtype)
     opened = open_checkpoint(resolve_model(name), dtype=dtype, quantization=quantization)
     check_length(opened.config, length)
     chosen = choose_kernels(read_implementation(implementation), opened.config, PAGE_SIZE)
     params = load_params(opened, progress)
+    scored = TextPass(
+        opened.config, params, length=length, implementation=chosen, kv_cache_dtype=kv_cache_dtype
+    )
     return ScoredModel(
-        TextPass(opened.config, params, length=length, implementation=chosen),
+        scored,
         Tokenizer(opened.tokenizer_files, max_chars=1 << 26),
     )

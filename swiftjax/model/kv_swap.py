@@ -11,9 +11,11 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jax import lax
+from jaxtyping import Array, Int, Num
 
 from swiftjax.batch import PageMoves
+from swiftjax.kernels import Pages, QuantizedPages
 from swiftjax.model.kv_cache import KVCache
 from swiftjax.model.page_copies import PageCopies
 
@@ -25,7 +27,7 @@ class KVSwap:
 
     def __init__(self, kv_cache: KVCache, copies: PageCopies | None = None) -> None:
         self._copies = copies or PageCopies()
-        pages = kv_cache.keys[0]
+        pages = jax.tree.leaves(kv_cache)[0]
         self._num_pages = pages.shape[0]
         device = next(iter(pages.devices()))
         kinds = {memory.kind for memory in device.addressable_memories()}
@@ -99,19 +101,41 @@ class KVSwap:
         return list(ids.reshape(-1, PAGES_PER_CHUNK))
 
 
-def gather_pages(kv_cache: KVCache, ids: Int[Array, " C"]) -> Float[Array, "pools C K S H"]:
-    """Copy some pages of all layers, keys first."""
-    return jnp.stack([pages[ids] for pages in (*kv_cache.keys, *kv_cache.values)])
+def gather_pages(kv_cache: KVCache, ids: Int[Array, " C"]) -> Num[Array, "pools C K S W"]:
+    """Copy some pages of all layers, keys first; of pages in 8 bits every token's scale follows.
+
+    In bytes then: one array holds values and scales, whatever their types.
+    """
+    return jnp.stack([_take(pages, ids) for pages in (*kv_cache.keys, *kv_cache.values)])
+
+
+def _take(pages: Pages, ids: Int[Array, " C"]) -> Num[Array, "C K S W"]:
+    if not isinstance(pages, QuantizedPages):
+        return pages[ids]
+    values = lax.bitcast_convert_type(pages.values[ids], jnp.uint8)
+    scales = lax.bitcast_convert_type(pages.scales[ids], jnp.uint8)
+    return jnp.concatenate([values, scales], axis=-1)
 
 
 def scatter_pages(
-    kv_cache: KVCache, ids: Int[Array, " C"], chunk: Float[Array, "pools C K S H"]
+    kv_cache: KVCache, ids: Int[Array, " C"], chunk: Num[Array, "pools C K S W"]
 ) -> KVCache:
     """Write them back; an id past the end of the pool is padding and writes nothing."""
     pools = (*kv_cache.keys, *kv_cache.values)
-    pools = [pool.at[ids].set(chunk[i], mode="drop") for i, pool in enumerate(pools)]
+    pools = [_put(pool, ids, chunk[i]) for i, pool in enumerate(pools)]
     layers = len(kv_cache.keys)
     return KVCache(keys=tuple(pools[:layers]), values=tuple(pools[layers:]))
+
+
+def _put(pages: Pages, ids: Int[Array, " C"], taken: Num[Array, "C K S W"]) -> Pages:
+    if not isinstance(pages, QuantizedPages):
+        return pages.at[ids].set(taken, mode="drop")
+    width = pages.shape[3]
+    values = lax.bitcast_convert_type(taken[..., :width], pages.values.dtype)
+    scales = lax.bitcast_convert_type(taken[..., width:], jnp.float32)
+    return QuantizedPages(
+        pages.values.at[ids].set(values, mode="drop"), pages.scales.at[ids].set(scales, mode="drop")
+    )
 
 
 def copy_pages(kv_cache: KVCache, sources: Int[Array, " C"], targets: Int[Array, " C"]) -> KVCache:

@@ -89,10 +89,10 @@ class Attention(nnx.Module):
     def __call__(
         self,
         x: Float[Array, "T D"],
-        keys: Float[Array, "P K S H"],
-        values: Float[Array, "P K S H"],
+        keys: kernels.Pages,
+        values: kernels.Pages,
         inputs: LayerInputs,
-    ) -> tuple[Float[Array, "T D"], Float[Array, "P K S H"], Float[Array, "P K S H"]]:
+    ) -> tuple[Float[Array, "T D"], kernels.Pages, kernels.Pages]:
         """Write the new keys and values to their pages, then attend."""
         with jax.named_scope("qkv"):
             qkv = self.qkv(x, inputs.implementation)
@@ -117,8 +117,8 @@ class Attention(nnx.Module):
     def _attend(
         self,
         q: Float[Array, "T N H"],
-        keys: Float[Array, "P K S H"],
-        values: Float[Array, "P K S H"],
+        keys: kernels.Pages,
+        values: kernels.Pages,
         inputs: LayerInputs,
     ) -> Float[Array, "T N H"]:
         scale = self.head_dim**-0.5
@@ -187,10 +187,10 @@ class Block(nnx.Module):
     def __call__(
         self,
         x: Float[Array, "T D"],
-        keys: Float[Array, "P K S H"],
-        values: Float[Array, "P K S H"],
+        keys: kernels.Pages,
+        values: kernels.Pages,
         inputs: LayerInputs,
-    ) -> tuple[Float[Array, "T D"], Float[Array, "P K S H"], Float[Array, "P K S H"]]:
+    ) -> tuple[Float[Array, "T D"], kernels.Pages, kernels.Pages]:
         """Attention and MLP, each with a residual."""
         y, keys, values = self.attention(self.attention_norm(x), keys, values, inputs)
         x = x + y
@@ -204,10 +204,10 @@ def _run_block(
     structure: Any,  # nnx.GraphDef of a Block
     weights: Any,  # nnx.State of a Block
     x: Float[Array, "T D"],
-    keys: Float[Array, "P K S H"],
-    values: Float[Array, "P K S H"],
+    keys: kernels.Pages,
+    values: kernels.Pages,
     inputs: LayerInputs,
-) -> tuple[Float[Array, "T D"], Float[Array, "P K S H"], Float[Array, "P K S H"]]:
+) -> tuple[Float[Array, "T D"], kernels.Pages, kernels.Pages]:
     return nnx.merge(structure, weights)(x, keys, values, inputs)
 
 

@@ -25,7 +25,7 @@ from swiftjax.batch import (
     empty_batch,
     empty_edits,
 )
-from swiftjax.config import ModelConfig
+from swiftjax.config import KVCacheDtype, ModelConfig
 from swiftjax.model.fingerprint import fingerprint
 from swiftjax.model.kv_cache import make_kv_cache
 from swiftjax.model.kv_swap import KVSwap
@@ -141,10 +141,12 @@ class ModelRunner:
         self._swapper().load_copy(key, num_pages, chunks)
 
     def fingerprint(self) -> str:
-        """What tells this model with these weights from any other; made on the first call."""
+        """What tells model, weights and type of pages from all others; made on the first call."""
         if self._fingerprint is None:
             model = self._programs.model
-            self._fingerprint = fingerprint(repr(model.config), model.weights(self._params))
+            stored = jax.tree.leaves(self._state.kv_cache)[0].dtype.name
+            described = f"{model.config!r} {stored}"
+            self._fingerprint = fingerprint(described, model.weights(self._params))
         return self._fingerprint
 
     def replace_weights(self, params: Mapping[str, np.ndarray]) -> None:
@@ -204,6 +206,7 @@ def make_programs(
     page_size: int,
     max_model_len: int,
     implementation: kernels.Implementation,
+    kv_cache_dtype: KVCacheDtype = "auto",
     row_invariant: bool = False,
 ) -> Programs:
     """The programs of a model and a cache of these sizes, for rows < max_num_seqs."""
@@ -215,16 +218,29 @@ def make_programs(
     )
     state = jax.eval_shape(
         lambda: make_state(
-            config, max_num_seqs=max_num_seqs, num_pages=num_pages, page_size=page_size
+            config,
+            max_num_seqs=max_num_seqs,
+            num_pages=num_pages,
+            page_size=page_size,
+            kv_cache_dtype=kv_cache_dtype,
         )
     )
     return Programs(model, state)
 
 
-def make_state(config: ModelConfig, *, max_num_seqs: int, num_pages: int, page_size: int) -> State:
-    """A fresh KV cache in the model's dtype, and no tokens."""
-    dtype = jnp.dtype(config.dtype or "float32")
-    cache = make_kv_cache(config, num_pages=num_pages, page_size=page_size, dtype=dtype)
+def make_state(
+    config: ModelConfig,
+    *,
+    max_num_seqs: int,
+    num_pages: int,
+    page_size: int,
+    kv_cache_dtype: KVCacheDtype = "auto",
+) -> State:
+    """A fresh KV cache, in the model's dtype unless asked otherwise, and no tokens."""
+    cache = make_kv_cache(
+        config, num_pages=num_pages, page_size=page_size,
+        dtype=jnp.dtype(config.dtype or "float32"), kv_cache_dtype=kv_cache_dtype,
+    )  # fmt: skip
     last_tokens = jnp.zeros(max_num_seqs, jnp.int32)
     return State(cache, last_tokens, empty_counts(max_num_seqs, config.vocab_size))
 
@@ -238,6 +254,7 @@ def make_runner(
     page_size: int,
     max_model_len: int,
     implementation: kernels.Implementation,
+    kv_cache_dtype: KVCacheDtype = "auto",
 ) -> ModelRunner:
     """A runner with programs and state of its own, for whoever needs no more than that."""
     programs = make_programs(
@@ -247,6 +264,10 @@ def make_runner(
         page_size=page_size,
         max_model_len=max_model_len,
         implementation=implementation,
+        kv_cache_dtype=kv_cache_dtype,
     )
-    state = make_state(config, max_num_seqs=max_num_seqs, num_pages=num_pages, page_size=page_size)
+    state = make_state(
+        config, max_num_seqs=max_num_seqs, num_pages=num_pages, page_size=page_size,
+        kv_cache_dtype=kv_cache_dtype,
+    )  # fmt: skip
     return ModelRunner(programs, programs.model.bind(params), state)

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float32, Int32
 
 from swiftjax import kernels
 from swiftjax.batch import Batch, BatchShape, empty_batch
-from swiftjax.config import ModelConfig
+from swiftjax.config import KVCacheDtype, ModelConfig
 from swiftjax.errors import InvalidRequestError
 from swiftjax.model.kv_cache import KVCache, make_kv_cache
 from swiftjax.model.step_model import StepModel
@@ -31,6 +31,7 @@ class TextPass:
         *,
         length: int,
         implementation: kernels.Implementation,
+        kv_cache_dtype: KVCacheDtype = "auto",
     ) -> None:
         """Raises InvalidRequestError for texts longer than the model is made for."""
         check_length(config, length)
@@ -39,8 +40,9 @@ class TextPass:
         self._params = model.bind(params)
         self._run = jax.jit(partial(_log_probs, model), donate_argnums=1)
         self._cache = make_kv_cache(
-            config, num_pages=-(-length // PAGE_SIZE), page_size=PAGE_SIZE, dtype=model.dtype
-        )
+            config, num_pages=-(-length // PAGE_SIZE), page_size=PAGE_SIZE, dtype=model.dtype,
+            kv_cache_dtype=kv_cache_dtype,
+        )  # fmt: skip
 
     def log_probs(self, tokens: Int32[np.ndarray, " T"]) -> Float32[Array, "length V"]:
         """Log-probabilities of what follows each token; rows from T on mean nothing."""

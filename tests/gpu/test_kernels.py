@@ -8,6 +8,9 @@ import pytest
 from swiftjax.kernels import decode_attention, ragged_attention, write_kv
 from tests.kernels.attention_case import Shape, make_case, relative_error
 from tests.kernels.shapes import DECODES, RAGGED
+from tests.kernels.test_attention import run_decode, run_ragged
+from tests.kernels.test_quantized_pages import STORED, check_rope_write, quantized_case
+from tests.kernels.test_rope_write import HEADS
 
 pytestmark = [
     pytest.mark.gpu,
@@ -49,6 +52,30 @@ def test_ragged_equals_dense(name: str) -> None:
     out = ragged(*arrays, **case.options)
     assert relative_error(out, case.expected) <= TOLERANCE[RAGGED[name].dtype]
     np.testing.assert_array_equal(out, ragged(*arrays, **case.options))
+
+
+@pytest.mark.parametrize("kind", STORED)
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_decode_reads_pages_in_8_bits(name: str, kind: str) -> None:
+    packed, plain = quantized_case(make_case(SUPPORTED[name]), kind)
+    wanted = np.asarray(run_decode(plain, "reference"))
+    out = run_decode(packed, "triton")
+    assert relative_error(out, wanted) <= TOLERANCE[SUPPORTED[name].dtype]
+
+
+@pytest.mark.parametrize("kind", STORED)
+@pytest.mark.parametrize("name", RAGGED)
+def test_ragged_reads_pages_in_8_bits(name: str, kind: str) -> None:
+    packed, plain = quantized_case(make_case(RAGGED[name]), kind)
+    wanted = np.asarray(run_ragged(plain, "reference"))
+    out = run_ragged(packed, "triton")
+    assert relative_error(out, wanted) <= TOLERANCE[RAGGED[name].dtype]
+
+
+@pytest.mark.parametrize("kind", STORED)
+@pytest.mark.parametrize("heads", HEADS)
+def test_rope_write_stores_8_bits_as_the_reference_does(heads: str, kind: str) -> None:
+    check_rope_write(heads, kind)
 
 
 @pytest.mark.parametrize("gibibytes", [2.5, 5.0])

@@ -8,6 +8,7 @@ import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_mesh
 
 from swiftjax.kernels import (
+    QuantizedPages,
     Streams,
     _triton,
     decode_attention,
@@ -127,6 +128,32 @@ def test_rope_write_lowers(name: str, num_tokens: int) -> None:
 
     text = cross_lower(f, pages, pages, qkv, angles, angles, spec(num_tokens), norm, norm)
     assert text.count("__gpu$xla.gpu.triton") == 2
+
+
+@pytest.mark.parametrize("stored", [jnp.int8, jnp.float8_e4m3fn])
+@pytest.mark.parametrize("name", ["llama3-8b", "smollm2", "head 80", "sinks"])
+def test_everything_lowers_for_pages_in_8_bits(name: str, stored) -> None:
+    heads, group, width, page, dtype, _, is_streaming = MODELS[name]
+    pages = QuantizedPages(
+        spec(100, heads, page, width, dtype=stored), spec(100, heads, page, dtype=jnp.float32)
+    )
+    q, tokens = (spec(256, n, width, dtype=dtype) for n in (heads * group, heads))
+    qkv = spec(256, heads * (group + 2) * width, dtype=dtype)
+    angles = spec(256, width // 2, dtype=jnp.float32)
+    streams = [Streams(q, spec(256), spec(256))] if is_streaming else []
+
+    def f(q, k, v, x, cos, sin, new, slots, table, starts, lens, streams=None):
+        options = {"scale": 0.1, "streams": streams, "implementation": "triton"}
+        _, k, v = rope_write(k, v, x, cos, sin, slots, implementation="triton")
+        k, v = write_kv(k, v, new, new, slots, implementation="triton")
+        return (
+            decode_attention(q, k, v, table, lens, **options),
+            ragged_attention(q, k, v, table, starts, lens, **options),
+        )
+
+    rows = [spec(256), spec(256, 8), spec(257), spec(256)]
+    text = cross_lower(f, q, pages, pages, qkv, angles, angles, tokens, *rows, *streams)
+    assert text.count("__gpu$xla.gpu.triton") == 4
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def test_kv_cache_is_donated_and_aliased(shape: BatchShape) -> None:
     """The step's cache and last tokens are the caller's: same bytes in place, no copy."""
     runner = tiny_runner(num_pages=64, page_size=4)
     compiled = runner.lower(shape).compile()
-    cache_bytes = 64 * bytes_per_page(TINY, 4, 4)
+    cache_bytes = 64 * bytes_per_page(TINY, 4)
     assert compiled.memory_analysis().alias_size_in_bytes == cache_bytes
     before = (runner._state.kv_cache, runner._state.last_tokens)
     places = [x.unsafe_buffer_pointer() for x in jax.tree.leaves(before)]
