@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 
 from swiftjax.engine.request import GenerationConfig, RequestOptions
+from swiftjax.engine.streaming import Streaming
 from swiftjax.errors import InvalidRequestError
 from swiftjax.serving.messages import ChatMessages
-from swiftjax.serving.options import write_options, write_request_options
+from swiftjax.serving.options import write_options, write_request_options, write_streaming
 from swiftjax.serving.proto import swiftjax_pb2 as pb
 
 
@@ -16,10 +17,12 @@ def make_request(
     config: GenerationConfig | None,
     options: RequestOptions,
     request_id: str,
+    session: str,
 ) -> pb.GenerateRequest:
-    """Write a request; raises InvalidRequestError unless there is one prompt."""
-    request = pb.GenerateRequest(request_id=request_id)
-    if sum(prompt is not None for prompt in (text, messages, token_ids)) != 1:
+    """Write a request; raises InvalidRequestError unless it has a prompt, or in a session none."""
+    request = pb.GenerateRequest(request_id=request_id, session=session)
+    num_prompts = sum(prompt is not None for prompt in (text, messages, token_ids))
+    if num_prompts > 1 or not (num_prompts or session):
         raise InvalidRequestError("give exactly one of text, messages and token_ids")
     if text is not None:
         request.text = text
@@ -47,3 +50,11 @@ def _chat(messages: ChatMessages) -> pb.Chat:
     return pb.Chat(
         messages=[pb.ChatMessage(role=m["role"], content=m["content"]) for m in messages]
     )
+
+
+def make_open_session(streaming: Streaming | None, seed: int | None) -> pb.OpenSessionRequest:
+    """Write what holds for all turns of a session."""
+    request = pb.OpenSessionRequest(seed=seed)
+    if streaming is not None:
+        write_streaming(streaming, request.streaming)
+    return request

@@ -10,7 +10,8 @@ from typing import Any
 import grpc
 
 from swiftjax.engine.request import NO_OPTIONS, GenerationConfig, RequestOptions
-from swiftjax.serving.asking import make_request, make_tokenize
+from swiftjax.engine.streaming import Streaming
+from swiftjax.serving.asking import make_open_session, make_request, make_tokenize
 from swiftjax.serving.client_channel import open_async_channel
 from swiftjax.serving.messages import ChatMessages, Delta, read_response
 from swiftjax.serving.proto import swiftjax_pb2 as pb
@@ -31,6 +32,7 @@ class AsyncClient:
         """`credentials` are those of `grpc.ssl_channel_credentials`; without, nothing is secret."""
         self._channel = open_async_channel(target, credentials)
         self._stub: Any = pb_grpc.GenerationServiceStub(self._channel)  # typed for blocking calls
+        self._sessions: Any = pb_grpc.SessionServiceStub(self._channel)  # likewise
         self._metadata = (("authorization", f"Bearer {api_key}"),) if api_key is not None else ()
 
     async def __aenter__(self) -> "AsyncClient":
@@ -52,14 +54,17 @@ class AsyncClient:
         config: GenerationConfig | None = None,
         options: RequestOptions = NO_OPTIONS,
         request_id: str = "",
+        session: str = "",
         timeout: float | None = None,
     ) -> AsyncGenerator[Delta, None]:
         """Stream the answer to one of text, chat messages or token ids.
 
+        Of a `session` that is the next turn, whose prompt may be left out.
+
         Closing the generator cancels the call. Without a config the server's defaults hold. Raises
         DeadlineError when the answer is not complete after `timeout` seconds.
         """
-        request = make_request(text, messages, token_ids, config, options, request_id)
+        request = make_request(text, messages, token_ids, config, options, request_id, session)
         call = self._stub.Generate(request, timeout=timeout, metadata=self._metadata)
         try:
             async for response in call:
@@ -68,6 +73,23 @@ class AsyncClient:
             raise error_from_status(error.code(), error.details()) from None
         finally:
             call.cancel()
+
+    async def open_session(
+        self, streaming: Streaming | None = None, seed: int | None = None
+    ) -> str:
+        """Open a session, for `generate`, and return its id."""
+        request = make_open_session(streaming, seed)
+        return (await self._call(self._sessions.OpenSession, request)).session
+
+    async def fork_session(self, session: str) -> str:
+        """Open another session with the same text and return its id."""
+        request = pb.ForkSessionRequest(session=session)
+        return (await self._call(self._sessions.ForkSession, request)).session
+
+    async def close_session(self, session: str) -> None:
+        """Close a session; raises NotFoundError if it is not open."""
+        request = pb.CloseSessionRequest(session=session)
+        await self._call(self._sessions.CloseSession, request)
 
     async def tokenize(
         self, *, text: str | None = None, messages: ChatMessages | None = None

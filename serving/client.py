@@ -13,8 +13,9 @@ from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from swiftjax.engine.request import NO_OPTIONS, GenerationConfig, RequestOptions
+from swiftjax.engine.streaming import Streaming
 from swiftjax.errors import DeadlineError
-from swiftjax.serving.asking import make_request, make_tokenize
+from swiftjax.serving.asking import make_open_session, make_request, make_tokenize
 from swiftjax.serving.client_channel import open_channel
 from swiftjax.serving.messages import ChatMessages, Delta, read_response
 from swiftjax.serving.proto import swiftjax_pb2 as pb
@@ -37,6 +38,7 @@ class Client:
         """`credentials` are those of `grpc.ssl_channel_credentials`; without, nothing is secret."""
         self._channel = open_channel(target, api_key, credentials)
         self._stub = pb_grpc.GenerationServiceStub(self._channel)
+        self._sessions = pb_grpc.SessionServiceStub(self._channel)
         health: Any = health_pb2_grpc.HealthStub(self._channel)  # its stub file lacks Watch
         self._watch = health.Watch
 
@@ -59,14 +61,17 @@ class Client:
         config: GenerationConfig | None = None,
         options: RequestOptions = NO_OPTIONS,
         request_id: str = "",
+        session: str = "",
         timeout: float | None = None,
     ) -> Iterator[Delta]:
         """Stream the answer to one of text, chat messages or token ids.
 
+        Of a `session` that is the next turn, whose prompt may be left out.
+
         Closing the iterator cancels the call. Without a config the server's defaults hold. Raises
         DeadlineError when the answer is not complete after `timeout` seconds.
         """
-        request = make_request(text, messages, token_ids, config, options, request_id)
+        request = make_request(text, messages, token_ids, config, options, request_id, session)
         call = self._stub.Generate(request, timeout=timeout)
         try:
             for response in call:
@@ -75,6 +80,18 @@ class Client:
             raise error_from_status(error.code(), error.details()) from None
         finally:
             call.cancel()
+
+    def open_session(self, streaming: Streaming | None = None, seed: int | None = None) -> str:
+        """Open a session, for `generate`, and return its id."""
+        return _call(self._sessions.OpenSession, make_open_session(streaming, seed)).session
+
+    def fork_session(self, session: str) -> str:
+        """Open another session with the same text and return its id."""
+        return _call(self._sessions.ForkSession, pb.ForkSessionRequest(session=session)).session
+
+    def close_session(self, session: str) -> None:
+        """Close a session; raises NotFoundError if it is not open."""
+        _call(self._sessions.CloseSession, pb.CloseSessionRequest(session=session))
 
     def tokenize(
         self, *, text: str | None = None, messages: ChatMessages | None = None

@@ -61,6 +61,8 @@ def _cache(stats: CoreStats, served: Served) -> Iterable[Metric]:
     blocks.add_metric(["cached"], stats.num_idle_pages)
     blocks.add_metric(["free"], stats.num_free_pages - stats.num_idle_pages)
     yield blocks
+    kept = float(stats.num_session_pages)
+    yield _gauge("kv_session_blocks", "KV pages in use that idle sessions keep", kept)
     yield _labelled(
         "cache_config_info",
         "The KV cache",

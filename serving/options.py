@@ -173,9 +173,14 @@ def write_options(config: GenerationConfig, request: pb.GenerateRequest) -> None
             echo=config.echo,
         )
     )
-    if (streaming := config.streaming) is not None:
-        for name in ("sink", "window", "buffer"):
-            setattr(request.streaming, name, getattr(streaming, name))
+    if config.streaming is not None:
+        write_streaming(config.streaming, request.streaming)
+
+
+def write_streaming(streaming: Streaming, message: pb.StreamingOptions) -> None:
+    """Write sinks, window and buffer."""
+    for name in ("sink", "window", "buffer"):
+        setattr(message, name, getattr(streaming, name))
 
 
 def write_request_options(options: RequestOptions, request: pb.GenerateRequest) -> None:

@@ -105,6 +105,7 @@ class CoreStats(NamedTuple):
     num_idle_pages: int = 0  # of the free ones: kept for prompts that may need their contents
     page_size: int = 0
     num_preemptions: int = 0
+    num_session_pages: int = 0  # of those in use: kept by idle sessions, until others need them
 
 
 class EngineCore:
@@ -276,4 +277,5 @@ class EngineCore:
             num_idle_pages=pool.num_idle,
             page_size=pool.page_size,
             num_preemptions=self.scheduler.num_preemptions,
+            num_session_pages=self.scheduler.kept.num_on_device,
         )

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from swiftjax.engine.request import GenerationConfig, RequestOptions
-from swiftjax.errors import DeadlineError, InvalidRequestError, NotReadyError
+from swiftjax.errors import DeadlineError, InvalidRequestError, NotFoundError, NotReadyError
+from swiftjax.serving.async_client import AsyncClient
 from swiftjax.serving.client import Client
 from swiftjax.serving.options import read_generation_config, write_options
 from swiftjax.serving.proto import swiftjax_pb2 as pb
@@ -142,6 +143,34 @@ def test_config_survives_the_message(config: GenerationConfig) -> None:
 
 def test_unset_options_are_the_defaults() -> None:
     assert read_generation_config(pb.GenerateRequest()) == GenerationConfig()
+
+
+def test_turns_of_a_session(client: Client, service: Service) -> None:
+    session, five = client.open_session(seed=3), GenerationConfig(max_new_tokens=5)
+
+    def turn(name: str, text: str | None = None) -> str:
+        return "".join(
+            delta.text for delta in client.generate(session=name, text=text, config=five)
+        )
+
+    assert [turn(session, "a"), turn(session), turn(session, "A")] == ["bcdef", "ghijk", "BCDEF"]
+    fork = client.fork_session(session)
+    assert turn(fork) == "GHIJK"
+
+    async def over_async_client() -> str:
+        async with AsyncClient(service.server.address) as other:
+            name = await other.fork_session(fork)
+            deltas = other.generate(session=name, config=five)
+            text = "".join([delta.text async for delta in deltas])
+            await other.close_session(name)
+            await other.close_session(await other.open_session())
+            return text
+
+    assert asyncio.run(over_async_client()) == "LMNOP"
+    for name in (session, fork):
+        client.close_session(name)
+    with pytest.raises(NotFoundError):
+        client.close_session(fork)
 
 
 def test_choices_and_echo_reach_the_client(client: Client) -> None:

@@ -18,6 +18,7 @@ from tests.serving.http.harness import KEY, HttpService, KeyEntry, make_keys, ru
 COMPLETE = "/v1/completions"
 GAUGES = (
     "num_requests_running", "num_requests_waiting", "kv_cache_usage_ratio", "kv_blocks",
+    "kv_session_blocks",
     "cache_config_info", "device_memory_bytes", "engine_up", "engine_heartbeat_age_seconds",
     "model_info", "draining",
     "request_queue_size", "active_batch_size", "tokens_per_second", "gpu_memory_used",
