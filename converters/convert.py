@@ -4,19 +4,22 @@ Matching is `hf_llama`'s, writing is `model.checkpoint`'s; this module joins the
 CLI.
 """
 
+import hashlib
+import json
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-
-import numpy as np
 
 from swiftjax.config import Dtype, ModelConfig
 from swiftjax.converters.calibration import Recipe
-from swiftjax.converters.load import OpenCheckpoint, Progress, open_checkpoint
+from swiftjax.converters.load import open_checkpoint
 from swiftjax.converters.quantize import NEAREST
 from swiftjax.errors import CheckpointError
-from swiftjax.model.checkpoint import check_destination, save_native
+from swiftjax.model import param_files
+from swiftjax.model.checkpoint import Progress, check_destination, save_native
+from swiftjax.model.config_json import to_hf
+from swiftjax.model.manifest import FORMAT_VERSION
 from swiftjax.quantization import Quantization
 
 
@@ -44,8 +47,9 @@ def convert(
     """Write `src` as a native checkpoint at `dst`; dtype and quantisation as in `load_checkpoint`.
 
     `recipe` says how weights are rounded; a text in it needs tensors in the order of computation.
-    `dst` appears whole or not at all. Raises CheckpointError when it exists (`force` replaces a
-    native checkpoint), or when the source is broken.
+    `dst` appears whole or not at all; what a killed conversion did is not done again. Raises
+    CheckpointError when it exists (`force` replaces a native checkpoint), or when the source is
+    broken.
     """
     started = time.monotonic()
     check_destination(dst, force=force)
@@ -55,9 +59,11 @@ def convert(
     save_native(
         dst,
         config=opened.config,
-        tensors=_reporting(opened, progress),
+        tensors=opened.tensors,
         tokenizer_files=opened.tokenizer_files,
+        plan=_plan(src, opened.config, recipe),
         force=force,
+        progress=progress and partial(_tell, progress, opened.num_bytes),
     )
     return ConvertReport(
         destination=dst,
@@ -68,12 +74,19 @@ def convert(
     )
 
 
-def _reporting(
-    opened: OpenCheckpoint, progress: Progress | None
-) -> Iterator[tuple[str, np.ndarray]]:
-    done = 0
-    for name, values in opened.tensors:
-        yield name, values
-        done += values.nbytes
-        if progress is not None:
-            progress(done, opened.num_bytes)
+def _tell(progress: Progress, num_bytes: int, done: int) -> None:
+    progress(done, num_bytes)
+
+
+def _plan(src: Path, config: ModelConfig, recipe: Recipe) -> str:
+    """What makes two conversions the same: the source's files as they are now, and the outcome."""
+    files = sorted(path for path in src.iterdir() if path.is_file()) if src.is_dir() else [src]
+    stats = [(path.name, path.stat()) for path in files]
+    facts = {
+        "version": FORMAT_VERSION,
+        "group_bytes": param_files.GROUP_BYTES,
+        "source": [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats],
+        "config": to_hf(config),
+        "recipe": [recipe.method, recipe.symmetric, [text.tolist() for text in recipe.texts]],
+    }
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()

@@ -39,7 +39,7 @@ def open_dummy(
         config=config,
         num_params=sum(math.prod(x.shape) for x in params.values()),
         num_bytes=weight_bytes(config),
-        tensors=_random_tensors(config),
+        tensors=lambda done: _random_tensors(config),
         tokenizer_files=files,
     )
 

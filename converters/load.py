@@ -5,9 +5,11 @@ leaves matching to `hf_llama`, file formats to the sources and fewer bits to `qu
 `api` and `convert`.
 """
 
+import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -19,6 +21,7 @@ from swiftjax.converters.foreign import refuse_foreign
 from swiftjax.converters.gguf_source import GgufSource
 from swiftjax.converters.hf_llama import (
     LoadPlan,
+    Rule,
     cast_finite,
     check_num_layers,
     model_rules,
@@ -31,13 +34,12 @@ from swiftjax.converters.packed.source import KERNEL, PackedSource
 from swiftjax.converters.quantize import NEAREST, check_untouched, quantized, with_quantization
 from swiftjax.converters.source import CheckpointSource
 from swiftjax.errors import CheckpointError
-from swiftjax.model.checkpoint import NativeCheckpoint, is_native
+from swiftjax.model.ahead import ahead
+from swiftjax.model.checkpoint import NativeCheckpoint, Progress, Tensors, is_native
 from swiftjax.model.config_json import read_model_config
 from swiftjax.model.params import abstract_params, weight_bytes
 from swiftjax.quantization import Quantization
 from swiftjax.tokenizer_files import TokenizerFiles
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,12 +53,15 @@ class LoadedCheckpoint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OpenCheckpoint:
-    """A checkpoint that was found whole and fitting; `tensors` reads it one by one, once."""
+    """A checkpoint that was found whole and fitting.
+
+    `tensors` reads it one by one, without those of the given names that nobody waits for.
+    """
 
     config: ModelConfig
     num_params: int  # elements, not tensors
     num_bytes: int  # as `tensors` gives them
-    tensors: Iterator[tuple[str, np.ndarray | jax.Array]]
+    tensors: Tensors
     tokenizer_files: TokenizerFiles
 
 
@@ -87,7 +92,7 @@ def load_params(opened: OpenCheckpoint, progress: Progress | None = None) -> dic
     """Put the tensors of an open checkpoint on the default device, once."""
     params: dict[str, jax.Array] = {}
     done = 0
-    for name, values in opened.tensors:
+    for name, values in opened.tensors(frozenset()):
         # Waiting bounds the host memory: a copy still under way holds its source.
         params[name] = jax.block_until_ready(jax.device_put(values))
         done += values.nbytes
@@ -118,7 +123,7 @@ def open_checkpoint(
         opened,
         config=config,
         num_bytes=weight_bytes(config),
-        tensors=quantized(opened.tensors, config, recipe),
+        tensors=partial(_read_quantized, opened, config, recipe),
     )
 
 
@@ -129,7 +134,7 @@ def _open_foreign(path: Path, dtype: Dtype | None) -> OpenCheckpoint:
         config=plan.config,
         num_params=sum(int(np.prod(rule.shape)) for rule in plan.rules),
         num_bytes=weight_bytes(plan.config),
-        tensors=_read_plan(source, plan),
+        tensors=partial(_read_plan, source, plan),
         tokenizer_files=source.tokenizer_files(),
     )
 
@@ -155,14 +160,43 @@ def _open_source(path: Path) -> tuple[CheckpointSource, ModelConfig]:
     return packed, replace(config, quantization=packed.quantization)
 
 
-def _read_plan(source: CheckpointSource, plan: LoadPlan) -> Iterator[tuple[str, np.ndarray]]:
-    dtype = _numpy_dtype(plan.config)
-    for rule in plan.rules:
-        form = plan.config.weight_format(rule.target.removesuffix(KERNEL))
-        if isinstance(source, PackedSource) and form and rule.target.endswith(KERNEL):
-            yield from source.read_packed(rule, form)
-        else:
-            yield rule.target, read_rule(source, rule, dtype)
+def _read_plan(
+    source: CheckpointSource, plan: LoadPlan, done: Set[str]
+) -> Iterator[tuple[str, np.ndarray]]:
+    whole = _whole_kernels(done, plan.config)
+    itemsize = _numpy_dtype(plan.config).itemsize
+    jobs = (
+        (2 * math.prod(rule.shape) * itemsize, partial(_read_rule, source, plan.config, rule))
+        for rule in plan.rules
+        if rule.target not in whole
+    )
+    for tensors in ahead(jobs):
+        yield from tensors
+
+
+def _read_rule(
+    source: CheckpointSource, config: ModelConfig, rule: Rule
+) -> list[tuple[str, np.ndarray]]:
+    form = config.weight_format(rule.target.removesuffix(KERNEL))
+    if isinstance(source, PackedSource) and form and rule.target.endswith(KERNEL):
+        return list(source.read_packed(rule, form))
+    return [(rule.target, read_rule(source, rule, _numpy_dtype(config)))]
+
+
+def _read_quantized(
+    opened: OpenCheckpoint, config: ModelConfig, recipe: Recipe, done: Set[str]
+) -> Iterator[tuple[str, np.ndarray]]:
+    # A text runs through all layers anyhow, so all are read again.
+    needless = frozenset() if recipe.texts else _whole_kernels(done, config)
+    return quantized(opened.tensors(needless), config, recipe)
+
+
+def _whole_kernels(done: Set[str], config: ModelConfig) -> Set[str]:
+    """Those of the given parameters whose scales and the like are among them too."""
+    if not done:
+        return done
+    lacking = abstract_params(config, jax.numpy.dtype(config.dtype or "float32")).keys() - done
+    return {name for name in done if not any(other.startswith(f"{name}_") for other in lacking)}
 
 
 def _open_native(path: Path, dtype: Dtype | None) -> OpenCheckpoint:
@@ -174,9 +208,9 @@ def _open_native(path: Path, dtype: Dtype | None) -> OpenCheckpoint:
         config=config,
         num_params=native.num_params,
         num_bytes=weight_bytes(config),
-        tensors=(
+        tensors=lambda done: (
             (name, cast_finite(values, np.dtype(targets[name].dtype), f"{path}: {name}"))
-            for name, values in native.read()
+            for name, values in native.read(done)
         ),
         tokenizer_files=native.tokenizer_files(),
     )

@@ -81,7 +81,8 @@ def convert(
 ) -> None:
     """Convert a checkpoint into SwiftJAX's own format.
 
-    DST appears whole or not at all. No GPU is used, save by --calib.
+    DST appears whole or not at all; a conversion that was killed goes on where it was. No GPU is
+    used, save by --calib.
     """
     from swiftjax.converters.demo_model import resolve_model
 
@@ -126,7 +127,7 @@ def convert_on_cpu(
     if rounding.calib is None:
         jax.config.update("jax_platforms", "cpu")
     recipe = read_recipe(rounding, src, quantization)
-    with progress(f"converting {src.name}", quiet=quiet) as report:
+    with progress(f"converting {src.name}", quiet=quiet, in_bytes=True) as report:
         return convert_checkpoint(
             src, dst, dtype=dtype, quantization=quantization, recipe=recipe, force=force,
             progress=report,

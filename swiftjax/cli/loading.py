@@ -21,29 +21,41 @@ Progress = Callable[[int, int], None]  # (done, in all)
 
 
 @contextmanager
-def progress(label: str, *, quiet: bool) -> Iterator[Progress | None]:
-    """Show the progress of one stage while the context lasts; None when quiet."""
+def progress(label: str, *, quiet: bool, in_bytes: bool = False) -> Iterator[Progress | None]:
+    """Show the progress of one stage while the context lasts; None when quiet.
+
+    Bytes are shown beside the time, and how many of them a second.
+    """
     if quiet:
         yield None
     elif sys.stderr.isatty():
-        with _bar(label) as report:
+        with _bar(label, in_bytes) as report:
             yield report
     else:
-        started = time.monotonic()
-        yield lambda done, total: None
-        print_line(f"{label}: {time.monotonic() - started:.1f} s")
+        started, amounts = time.monotonic(), [0]
+        yield lambda done, total: amounts.append(done)
+        seconds, size = time.monotonic() - started, amounts[-1] / 1e6
+        rate = f", {size:,.0f} MB, {size / seconds:,.0f} MB/s" if in_bytes else ""
+        print_line(f"{label}: {seconds:.1f} s{rate}")
 
 
 @contextmanager
-def _bar(label: str) -> Iterator[Progress]:
+def _bar(label: str, in_bytes: bool) -> Iterator[Progress]:
     from rich.console import Console
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TransferSpeedColumn,
+    )
     from rich.progress import Progress as RichProgress
 
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         TextColumn("{task.percentage:>3.0f}%"),
+        *((DownloadColumn(), TransferSpeedColumn()) if in_bytes else ()),
         TimeElapsedColumn(),
     )
     with RichProgress(*columns, console=Console(stderr=True)) as bar:
@@ -60,7 +72,7 @@ def load_core(config: EngineConfig, *, warm: bool, quiet: bool) -> "BuiltCore":
         resolve_model(config.model_path)
     from swiftjax.build import build_core
 
-    with progress(f"loading {config.model_path}", quiet=quiet) as report:
+    with progress(f"loading {config.model_path}", quiet=quiet, in_bytes=True) as report:
         built = build_core(config, report)
     if warm:
         with progress("compiling", quiet=quiet) as report:

@@ -5,47 +5,44 @@ is taken for a checkpoint, is written last. Tensors are hashed one by one and ve
 Knows no foreign format; `converters` writes and reads it.
 """
 
-import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Set
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from orbax.checkpoint.experimental import v1 as ocp
 
 from swiftjax.config import DTYPES, ModelConfig
 from swiftjax.errors import CheckpointError
-from swiftjax.model.atomic_directory import whole_directory
+from swiftjax.model import param_files
+from swiftjax.model.ahead import ahead
 from swiftjax.model.config_json import read_json_object, read_model_config, to_hf
+from swiftjax.model.manifest import (
+    MANIFEST_FILE,
+    StoredParam,
+    is_ours,
+    read_manifest,
+    read_param,
+    tensor_sha256,
+    write_manifest,
+)
 from swiftjax.model.params import abstract_params
+from swiftjax.model.unfinished import Unfinished, recover, unfinished_directory
 from swiftjax.tokenizer_files import TokenizerFiles, read_tokenizer_files, write_tokenizer_files
 
-FORMAT = "swiftjax"
-FORMAT_VERSION = 1
-MANIFEST_FILE = "manifest.json"
 CONFIG_FILE = "config.json"
-PARAMS_FOLDER = "params"
-# What parameters have: the model's dtype, or the codes, zero points and words of quantised ones.
+# Apart from the manifest: Orbax names its files anew every time.
+FILES_FILE = "files.json"
 FLOATS = {*DTYPES}  # cast into one another on loading
-STORED_DTYPES = (*DTYPES, "int8", "uint8", "int32", "float8_e4m3fn")
-# Orbax needs about three times a group while it writes one; a smaller group costs more merging.
-GROUP_BYTES = 64 * 2**20
 
-
-class StoredParam(NamedTuple):
-    """One entry of the manifest."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    sha256: str
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of the values."""
-        return int(np.prod(self.shape)) * jnp.dtype(self.dtype).itemsize
+# Gives parameters in an order of their own; those named need not be given, but may be.
+Tensors = Callable[[Set[str]], Iterator[tuple[str, Any]]]
+Progress = Callable[[int, int], None]
 
 
 def is_native(path: Path) -> bool:
@@ -64,13 +61,15 @@ class NativeCheckpoint:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        manifest = read_json_object(path / MANIFEST_FILE)
-        self._params = _manifest_params(path / MANIFEST_FILE, manifest)
+        _refuse_links(path)
+        self._params = read_manifest(path)
         # Orbax answers a lost or shortened file with pages of tracebacks: tell it in one line here.
-        if manifest.get("files") != _file_sizes(path):
+        found = param_files.file_sizes(path, path / param_files.FOLDER)
+        written = read_json_object(path / FILES_FILE)
+        if problems := list(param_files.differences(found, written)):
             raise CheckpointError(
-                f"{path}: the files in {PARAMS_FOLDER} are not those that were written; some are "
-                "lost, cut short or added: copy or convert the model again"
+                f"{path}: the files are not those that were written: {'; '.join(problems[:8])}: "
+                "copy or convert the model again"
             )
         self.config = read_model_config(path, read_json_object(path / CONFIG_FILE))
         self._check_shapes()
@@ -80,31 +79,44 @@ class NativeCheckpoint:
         """Read the tokenizer's files."""
         return read_tokenizer_files(self.path)
 
-    def read(self) -> Iterator[tuple[str, np.ndarray]]:
-        """Read every parameter, a group at a time. Raises CheckpointError on a wrong hash."""
-        context = ocp.Context()
-        context.pytree.loading.partial_load = True
-        for group in _groups(self._params):
-            wanted = {
-                name: np.empty(param.shape, jnp.dtype(param.dtype)) for name, param in group.items()
-            }
-            try:
-                with context:
-                    found = ocp.load(str(self.path.absolute() / PARAMS_FOLDER), wanted)
-            except Exception as error:  # Orbax and TensorStore raise whatever broken files cause
+    def read(
+        self, done: Set[str] = frozenset(), *, verify: bool = True
+    ) -> Iterator[tuple[str, np.ndarray]]:
+        """Read every parameter that is not done, groups ahead of time in threads.
+
+        Raises CheckpointError on a wrong hash, unless told not to `verify`.
+        """
+        groups: dict[int, dict[str, StoredParam]] = {}
+        for name, param in self._params.items():
+            if name not in done:
+                groups.setdefault(param.group, {})[name] = param
+        jobs = (
+            (
+                2 * sum(param.num_bytes for param in group.values()),
+                partial(self._read_group, number, group, verify),
+            )
+            for number, group in groups.items()
+        )
+        for values in ahead(jobs):
+            # What was handed on is not kept here.
+            while values:
+                yield values.pop(0)
+
+    def _read_group(
+        self, number: int, group: Mapping[str, StoredParam], verify: bool
+    ) -> list[tuple[str, np.ndarray]]:
+        path = param_files.group_path(self.path, number)
+        found = param_files.load_group(path, {n: (p.shape, p.dtype) for n, p in group.items()})
+        for name, param in group.items():
+            # What Orbax does not find it leaves uninitialised: only the hash tells.
+            values = found[name]
+            is_same = not verify or tensor_sha256(values) == param.sha256
+            if values.shape != param.shape or not is_same:
                 raise CheckpointError(
-                    f"{self.path / PARAMS_FOLDER} cannot be read: {error!s:.1000}"
-                ) from error
-            del wanted
-            for name, param in group.items():
-                # Orbax leaves what it does not find uninitialised: only the hash tells.
-                values = found.pop(name)
-                if values.shape != param.shape or tensor_sha256(values) != param.sha256:
-                    raise CheckpointError(
-                        f"{self.path}: parameter {name} is not what was written (its SHA-256 "
-                        "differs): convert the model again"
-                    )
-                yield name, values
+                    f"{path}: parameter {name} is not what was written (its SHA-256 differs): "
+                    "copy or convert the model again"
+                )
+        return [(name, found[name]) for name in group]
 
     def _check_shapes(self) -> None:
         if self.config.num_layers > len(self._params):
@@ -135,123 +147,112 @@ def save_native(
     destination: Path,
     *,
     config: ModelConfig,
-    tensors: Iterator[tuple[str, np.ndarray]],
+    tensors: Tensors,
     tokenizer_files: TokenizerFiles,
+    plan: str,
     force: bool = False,
+    progress: Callable[[int], None] | None = None,
 ) -> None:
-    """Write a native checkpoint, consuming `tensors`; all of it appears at once or not at all.
+    """Write a native checkpoint; all of it appears at once or not at all.
 
-    Raises CheckpointError when the destination exists (with `force`: when it is something else
-    than a native checkpoint), or cannot be written.
+    Continues what a process with the same `plan` left behind that was killed; `progress` is told
+    the bytes done. Raises CheckpointError when the destination exists (with `force`: when it is
+    something else than a native checkpoint), or cannot be written.
     """
     check_destination(destination, force=force)
     try:
-        with whole_directory(destination, replace=force) as temporary:
-            params = _write_params(temporary / PARAMS_FOLDER, tensors)
-            (temporary / CONFIG_FILE).write_text(json.dumps(to_hf(config), indent=2) + "\n")
-            write_tokenizer_files(tokenizer_files, temporary)
-            manifest = {
-                "format": FORMAT,
-                "format_version": FORMAT_VERSION,
-                "files": _file_sizes(temporary),
-                "params": {name: param._asdict() for name, param in params.items()},
-            }
-            (temporary / MANIFEST_FILE).write_text(json.dumps(manifest, indent=1) + "\n")
+        with unfinished_directory(destination, plan, replace=force) as work:
+            params = _write_params(work, tensors, progress or (lambda done: None))
+            folder = work.folder
+            (folder / CONFIG_FILE).write_text(json.dumps(to_hf(config), indent=2) + "\n")
+            write_tokenizer_files(tokenizer_files, folder)
+            sizes = param_files.file_sizes(folder, folder / param_files.FOLDER)
+            (folder / FILES_FILE).write_text(json.dumps(sizes, indent=1) + "\n")
+            write_manifest(folder, params)
     except OSError as error:
         raise CheckpointError(f"{destination} cannot be written: {error}") from error
 
 
 def check_destination(destination: Path, *, force: bool) -> None:
-    """Raise CheckpointError unless a checkpoint may be written at `destination`."""
+    """Raise CheckpointError unless a checkpoint may be written at `destination`.
+
+    First puts in order what a process left that was killed while it replaced it.
+    """
     if not destination.parent.is_dir():
         raise CheckpointError(f"{destination.parent} is no directory: create it first")
+    recover(destination, is_ours)
     if not os.path.lexists(destination):
         return
     if not force:
         raise CheckpointError(f"{destination} exists: choose another place or give --force")
-    if destination.is_symlink() or not _is_ours(destination):
+    if destination.is_symlink() or not is_ours(destination):
         raise CheckpointError(
             f"{destination} exists and is no checkpoint that SwiftJAX wrote; --force replaces "
             "only those: remove it yourself"
         )
 
 
-def _is_ours(path: Path) -> bool:
-    try:
-        return read_json_object(path / MANIFEST_FILE).get("format") == FORMAT
-    except CheckpointError:
-        return False
-
-
-def tensor_sha256(values: np.ndarray) -> str:
-    """SHA-256 of a tensor's values: C order, little-endian."""
-    return hashlib.sha256(np.ascontiguousarray(values).view(np.uint8).data).hexdigest()
+def _refuse_links(path: Path) -> None:
+    for base, folders, files in os.walk(path):
+        for name in (*folders, *files):
+            if (Path(base) / name).is_symlink():
+                raise CheckpointError(
+                    f"{Path(base) / name} is a link, which a native checkpoint does not hold: copy "
+                    "the file instead"
+                )
 
 
 def _write_params(
-    folder: Path, tensors: Iterator[tuple[str, np.ndarray]]
+    work: Unfinished, tensors: Tensors, progress: Callable[[int], None]
 ) -> dict[str, StoredParam]:
-    params: dict[str, StoredParam] = {}
+    params = _resumed(work)
+    done = sum(param.num_bytes for param in params.values())
+    progress(done)
     group: dict[str, np.ndarray] = {}
-    for name, values in tensors:
-        params[name] = StoredParam(values.shape, values.dtype.name, tensor_sha256(values))
-        group[name] = values
-        if sum(held.nbytes for held in group.values()) >= GROUP_BYTES:
-            _save_group(folder, group)
-            group = {}
-    if group:
-        _save_group(folder, group)
-    ocp.partial.finalize(str(folder.absolute()))
+    hashes: dict[str, Future[str]] = {}
+    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+
+        def finish() -> None:
+            number = len(work.entries)
+            path = param_files.group_path(work.folder, number)
+            param_files.save_group(path, group)
+            new = {
+                name: StoredParam(values.shape, values.dtype.name, hashes[name].result(), number)
+                for name, values in group.items()
+            }
+            work.record(path, {name: param._asdict() for name, param in new.items()})
+            params.update(new)
+            group.clear()
+
+        for name, values in tensors(frozenset(params)):
+            if name in params:
+                _check_same(name, values, params[name], work)
+                continue
+            group[name] = values
+            hashes[name] = pool.submit(tensor_sha256, values)
+            done += values.nbytes
+            if sum(held.nbytes for held in group.values()) >= param_files.GROUP_BYTES:
+                finish()
+            progress(done)
+        if group:
+            finish()
     return params
 
 
-def _save_group(folder: Path, group: dict[str, np.ndarray]) -> None:
-    context = ocp.Context()
-    # Trained weights hardly shrink, and on two cores zstd took most of a conversion's time.
-    context.array.saving.use_compression = False
-    try:
-        with context:
-            ocp.partial.save(str(folder.absolute()), group)
-    except ValueError as error:  # so TensorStore reports a full disk
-        raise CheckpointError(f"parameters cannot be written: {error!s:.1000}") from error
+def _resumed(work: Unfinished) -> dict[str, StoredParam]:
+    """The parameters that an earlier process wrote; removes the group that it was writing."""
+    folder = work.folder / param_files.FOLDER
+    folder.mkdir(exist_ok=True)
+    kept = {param_files.group_path(work.folder, i) for i in range(len(work.entries))}
+    for path in folder.iterdir():
+        if path not in kept:
+            shutil.rmtree(path)
+    return {name: read_param(param) for entry in work.entries for name, param in entry.items()}
 
 
-def _groups(params: Mapping[str, StoredParam]) -> Iterator[dict[str, StoredParam]]:
-    group: dict[str, StoredParam] = {}
-    for name, param in params.items():
-        group[name] = param
-        if sum(held.num_bytes for held in group.values()) >= GROUP_BYTES:
-            yield group
-            group = {}
-    if group:
-        yield group
-
-
-def _file_sizes(checkpoint: Path) -> dict[str, int]:
-    """Size of every parameter file by its path inside the checkpoint."""
-    return {
-        path.relative_to(checkpoint).as_posix(): path.stat().st_size
-        for path in sorted((checkpoint / PARAMS_FOLDER).rglob("*"))
-        if path.is_file()
-    }
-
-
-def _manifest_params(path: Path, manifest: Mapping[str, Any]) -> dict[str, StoredParam]:
-    if (manifest.get("format"), manifest.get("format_version")) != (FORMAT, FORMAT_VERSION):
+def _check_same(name: str, values: np.ndarray, param: StoredParam, work: Unfinished) -> None:
+    if tensor_sha256(values) != param.sha256:
         raise CheckpointError(
-            f"{path}: format {manifest.get('format')!r:.80} version "
-            f"{manifest.get('format_version')!r:.80}; {FORMAT!r} version {FORMAT_VERSION} is read"
+            f"{work.folder}: parameter {name} has other values than before the conversion was "
+            "interrupted: start it again"
         )
-    try:
-        params = {
-            str(name): StoredParam(tuple(map(int, entry["shape"])), entry["dtype"], entry["sha256"])
-            for name, entry in manifest["params"].items()
-        }
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"{path} is broken: {error!r}") from error
-    for name, param in params.items():
-        if param.dtype not in STORED_DTYPES or any(size < 1 for size in param.shape):
-            raise CheckpointError(
-                f"{path}: parameter {name!r:.200} has an impossible type or shape"
-            )
-    return params

@@ -14,7 +14,7 @@ from swiftjax.converters.convert import convert
 from swiftjax.converters.load import LoadedCheckpoint, load_checkpoint
 from swiftjax.errors import CheckpointError
 from swiftjax.hf_config import model_config_from_hf
-from swiftjax.model import checkpoint
+from swiftjax.model import param_files
 from swiftjax.model.config_json import to_hf
 from tests.model.golden_cases import MODELS
 from tests.tiny_checkpoints import tiny_config, tiny_tensors, write_checkpoint
@@ -90,7 +90,7 @@ def test_many_groups_and_relative_paths(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tensors are written and read in groups; one tensor a group gives the same."""
-    monkeypatch.setattr(checkpoint, "GROUP_BYTES", 1)
+    monkeypatch.setattr(param_files, "GROUP_BYTES", 1)
     monkeypatch.chdir(tmp_path)
     convert(Path("hf"), Path("native"), dtype=None)
     found = load_checkpoint(Path("native"), dtype=None)

@@ -1,17 +1,22 @@
 """A conversion that fails, is interrupted or killed leaves things as they were."""
 
+import fcntl
+import json
 import os
-import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from swiftjax.converters import load
 from swiftjax.converters.convert import convert
 from swiftjax.converters.load import load_checkpoint
 from swiftjax.errors import CheckpointError, UnsupportedError
-from swiftjax.model import atomic_directory, checkpoint
+from swiftjax.model import checkpoint, param_files, unfinished
+from swiftjax.quantization import Quantization
 from tests.converters.test_convert import assert_same, tree
 from tests.tiny_checkpoints import tiny_config, tiny_tensors, write_checkpoint
 
@@ -42,32 +47,38 @@ def test_failure_leaves_things_as_they_were(
     if force:
         convert(source, place, dtype="bfloat16")
     before = tree(tmp_path)
-    monkeypatch.setattr(atomic_directory if point == "_sync" else checkpoint, point, fail)
+    monkeypatch.setattr(unfinished if point == "_sync" else checkpoint, point, fail)
     with pytest.raises(CheckpointError, match=r"native cannot be written: .*No space"):
         convert(source, place, dtype=None, force=force)
     assert tree(tmp_path) == before
 
 
-FULL_DISK = """
-import resource, sys
-from pathlib import Path
-from swiftjax.converters.convert import convert
-from swiftjax.errors import CheckpointError
-
-resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
-try:
-    convert(Path(sys.argv[1]), Path(sys.argv[2]), dtype=None)
-except CheckpointError as error:
-    sys.exit(f"refused: {error}")
-"""
+@pytest.fixture(scope="module")
+def killed() -> dict[str, Any]:
+    """What `kill_points` reports: SIGKILL at 50 random moments, 200 in the long form."""
+    kills = "200" if os.environ.get("SWIFTJAX_SOAK") else "50"
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # flushes cost nothing there
+    with tempfile.TemporaryDirectory(dir=memory) as folder:
+        command = [sys.executable, "-m", "tests.converters.kill_points", folder, kills, "0"]
+        result = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr[-3000:]
+    return json.loads(result.stdout)
 
 
-def test_full_disk_leaves_nothing(tmp_path: Path, source: Path) -> None:
+@pytest.mark.soak
+def test_killed_at_random_moments_a_rerun_ends_the_same(killed: dict[str, Any]) -> None:
+    """Bit for bit; a third of them replace an older checkpoint, which is never half of each."""
+    assert killed["problems"] == []
+    assert killed["kills"] >= (200 if os.environ.get("SWIFTJAX_SOAK") else 50)
+    assert killed["continued"] > killed["kills"] / 4  # had work of before to go on with
+    names = {f"n{i}" for i in range(killed["conversions"])}
+    assert set(killed["left"]) == {"hf", "old", "whole", *names}
+
+
+def test_full_disk_leaves_nothing(killed: dict[str, Any]) -> None:
     """A real failed write inside Orbax: the process may not make files of more than 10 kB."""
-    command = [sys.executable, "-c", FULL_DISK, str(source), str(tmp_path / "native")]
-    result = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
-    assert "refused: parameters cannot be written" in result.stderr
-    assert os.listdir(tmp_path) == ["hf"]
+    assert "parameters cannot be written" in killed["full disk"]
+    assert not [name for name in killed["left"] if "full" in name]
 
 
 def test_failed_rename_restores_the_old_checkpoint(
@@ -77,7 +88,7 @@ def test_failed_rename_restores_the_old_checkpoint(
     rename = Path.rename
 
     def failing(self: Path, target: Path) -> Path:
-        return fail() if ".tmp-" in self.name else rename(self, target)  # type: ignore[return-value]
+        return fail() if self.name == "content" else rename(self, target)  # type: ignore[return-value]
 
     monkeypatch.setattr(Path, "rename", failing)
     with pytest.raises(CheckpointError, match="No space"):
@@ -85,13 +96,7 @@ def test_failed_rename_restores_the_old_checkpoint(
     assert tree(tmp_path) == before
 
 
-def test_interrupt_and_broken_tensor_leave_nothing(tmp_path: Path, source: Path) -> None:
-    def interrupt(done: int, total: int) -> None:
-        if done > total // 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        convert(source, tmp_path / "native", dtype=None, progress=interrupt)
+def test_broken_sources_leave_nothing(tmp_path: Path) -> None:
     tensors = tiny_tensors(tiny_config())
     tensors["model.norm.weight"][0] = 70000.0
     broken = write_checkpoint(tmp_path / "broken", tiny_config(), tensors)
@@ -100,40 +105,101 @@ def test_interrupt_and_broken_tensor_leave_nothing(tmp_path: Path, source: Path)
     with pytest.raises(UnsupportedError):
         config = tiny_config() | {"model_type": "gpt2"}
         convert(write_checkpoint(tmp_path / "gpt2", config, {}), tmp_path / "native", dtype=None)
-    assert sorted(os.listdir(tmp_path)) == ["broken", "gpt2", "hf"]
+    assert sorted(os.listdir(tmp_path)) == ["broken", "gpt2"]
 
 
-KILL = """
-import os, signal, sys
-from pathlib import Path
-from swiftjax.converters.convert import convert
-from swiftjax.model import atomic_directory, checkpoint
+class Interrupt:
+    """Ends a conversion by a Ctrl-C in its middle, and counts what was read."""
 
-def die(*args, **kwargs):
-    os.kill(os.getpid(), signal.SIGKILL)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.read: list[str] = []
+        self.is_on = True
+        monkeypatch.setattr(param_files, "GROUP_BYTES", 5_000)
+        read_rule = load.read_rule
 
-if sys.argv[3] == "tensors":
-    progress = lambda done, total: die() if done > total // 2 else None
-else:
-    progress = None
-    setattr(atomic_directory if sys.argv[3] == "_publish" else checkpoint, sys.argv[3], die)
-convert(Path(sys.argv[1]), Path(sys.argv[2]), dtype=None, progress=progress)
-"""
+        def counting(source: Any, rule: Any, dtype: Any) -> Any:
+            self.read.append(rule.target)
+            return read_rule(source, rule, dtype)
+
+        monkeypatch.setattr(load, "read_rule", counting)
+
+    def __call__(self, done: int, total: int) -> None:
+        if self.is_on and done > total // 2:
+            raise KeyboardInterrupt
+
+    def rest(self, source: Path, place: Path, **asked: Any) -> list[str]:
+        """Convert until the interrupt, then to the end: what the second run read."""
+        with pytest.raises(KeyboardInterrupt):
+            convert(source, place, dtype=None, progress=self)
+        assert os.listdir(place.parent).count(f".{place.name}.partial") == 1 and not place.exists()
+        self.read.clear()
+        self.is_on = False
+        convert(source, place, **{"dtype": None, "progress": self, **asked})
+        assert f".{place.name}.partial" not in os.listdir(place.parent)
+        return self.read
 
 
-@pytest.mark.parametrize("point", ["tensors", "to_hf", "_publish"])
-def test_killed_at_any_point_leaves_no_loadable_half(
-    tmp_path: Path, source: Path, point: str
+def test_interrupted_conversion_reads_only_the_rest(
+    tmp_path: Path, source: Path, native: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After SIGKILL there is no destination, no half can be loaded, and a retry works."""
-    place = tmp_path / "native"
-    command = [sys.executable, "-c", KILL, str(source), str(place), point]
-    result = subprocess.run(command, cwd=ROOT, check=False, capture_output=True)
-    assert result.returncode == -signal.SIGKILL, result.stderr.decode()[-2000:]
-    assert not place.exists()
-    for left in tmp_path.iterdir():
-        if left != source and point != "_publish":  # by then it is whole, only not in place
-            with pytest.raises(CheckpointError):
-                load_checkpoint(left, dtype=None)
-    convert(source, place, dtype=None)
-    assert_same(load_checkpoint(place, dtype=None), load_checkpoint(source, dtype=None))
+    rest = Interrupt(monkeypatch).rest(source, tmp_path / "again")
+    assert "embed.embedding" not in rest and "head.kernel" in rest and len(rest) < 10
+    assert_same(
+        load_checkpoint(tmp_path / "again", dtype=None), load_checkpoint(native, dtype=None)
+    )
+
+
+def test_interrupted_quantising_reads_only_the_rest(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A matrix is read again unless its codes, scales and zero points are all there."""
+    asked = Quantization(kind="int4", group_size=32)
+    interrupt = Interrupt(monkeypatch)
+    monkeypatch.setattr(param_files, "GROUP_BYTES", 4_000)  # some end right behind the codes
+    with pytest.raises(KeyboardInterrupt):
+        convert(source, tmp_path / "a", dtype=None, quantization=asked, progress=interrupt)
+    interrupt.is_on = False
+    interrupt.read.clear()
+    convert(source, tmp_path / "a", dtype=None, quantization=asked)
+    assert 0 < len(interrupt.read) < 12
+    stored = load_checkpoint(tmp_path / "a", dtype=None)
+    assert_same(stored, load_checkpoint(source, dtype=None, quantization=asked))
+
+
+@pytest.mark.parametrize("change", ["dtype", "source", "journal"])
+def test_another_plan_begins_anew(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    interrupt, place = Interrupt(monkeypatch), tmp_path / "native"
+    with pytest.raises(KeyboardInterrupt):
+        convert(source, place, dtype=None, progress=interrupt)
+    if change == "source":
+        write_checkpoint(source, tiny_config(), tiny_tensors(tiny_config(), seed=5))
+    if change == "journal":
+        (tmp_path / ".native.partial" / "journal").write_text("{]\n")
+    interrupt.read.clear()
+    dtype = "bfloat16" if change == "dtype" else None
+    convert(source, place, dtype=dtype)
+    assert "embed.embedding" in interrupt.read
+    assert_same(load_checkpoint(place, dtype=None), load_checkpoint(source, dtype=dtype))
+
+
+def test_two_conversions_to_one_place(tmp_path: Path, source: Path) -> None:
+    (tmp_path / ".native.partial").mkdir()
+    with (tmp_path / ".native.partial" / "lock").open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(CheckpointError, match=r"another process is writing .*native"):
+            convert(source, tmp_path / "native", dtype=None)
+    convert(source, tmp_path / "native", dtype=None)
+
+
+def test_a_stranger_where_unfinished_work_is_kept(tmp_path: Path, source: Path) -> None:
+    (tmp_path / ".native.partial").mkdir()
+    (tmp_path / ".native.partial" / "diary").write_text("x")
+    with pytest.raises(CheckpointError, match="remove it"):
+        convert(source, tmp_path / "native", dtype=None)
+    assert (tmp_path / ".native.partial" / "diary").read_text() == "x"
+    (tmp_path / ".other.partial").symlink_to(source)
+    with pytest.raises(CheckpointError, match="remove it"):
+        convert(source, tmp_path / "other", dtype=None)
+    assert load_checkpoint(source, dtype=None)

@@ -1,6 +1,7 @@
 """The native checkpoint on disk: what is checked when it is read."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ import pytest
 from swiftjax.converters.convert import convert
 from swiftjax.converters.load import load_checkpoint
 from swiftjax.errors import CheckpointError, UnsupportedError
-from swiftjax.model.checkpoint import NativeCheckpoint, is_native, tensor_sha256
+from swiftjax.model.checkpoint import NativeCheckpoint, is_native
+from swiftjax.model.manifest import tensor_sha256
 from tests.tiny_checkpoints import tiny_config, write_checkpoint
 
 
@@ -33,7 +35,7 @@ def test_layout(native: Path) -> None:
     names = {path.name for path in native.iterdir()}
     assert {"config.json", "manifest.json", "params", "tokenizer.json"} <= names
     manifest = json.loads((native / "manifest.json").read_text())
-    assert manifest["format"] == "swiftjax" and manifest["format_version"] == 1
+    assert manifest["format"] == "swiftjax" and manifest["format_version"] == 2
     for name, values in NativeCheckpoint(native).read():
         entry = manifest["params"][name]
         assert tuple(entry["shape"]) == values.shape and entry["dtype"] == values.dtype.name
@@ -44,18 +46,35 @@ def param_files(native: Path) -> list[Path]:
     return [path for path in (native / "params").rglob("*") if path.is_file()]
 
 
-def test_every_lost_cut_or_added_file_is_noticed(native: Path) -> None:
+def test_every_lost_cut_or_added_file_is_named(native: Path) -> None:
     for path in param_files(native):
         good = path.read_bytes()
-        for bad in (good[:-1] if good else b"x", None):
-            path.unlink() if bad is None else path.write_bytes(bad)
-            with pytest.raises(CheckpointError, match="files in params are not those"):
-                load_checkpoint(native, dtype=None)
+        where = re.escape(str(path.relative_to(native)))
+        path.write_bytes(good[:-1] if good else b"x")
+        with pytest.raises(CheckpointError, match=rf"{where} has \d+ bytes of {len(good)}"):
+            load_checkpoint(native, dtype=None)
+        path.unlink()
+        with pytest.raises(CheckpointError, match=f"{where} is lost"):
+            load_checkpoint(native, dtype=None)
         path.write_bytes(good)
     assert load_checkpoint(native, dtype=None).params
-    (native / "params" / "state" / "stray").write_bytes(b"x")
-    with pytest.raises(CheckpointError, match="files in params are not those"):
+    (native / "params" / "stray").write_bytes(b"x")
+    with pytest.raises(CheckpointError, match="params/stray was added"):
         load_checkpoint(native, dtype=None)
+
+
+@pytest.mark.parametrize("name", ["params/00000", "tokenizer.json", "manifest.json"])
+def test_links_are_refused(native: Path, name: str) -> None:
+    outside = native.parent / "outside"
+    (native / name).rename(outside)
+    (native / name).symlink_to(outside)
+    with pytest.raises(CheckpointError, match=f"{name} is a link"):
+        load_checkpoint(native, dtype=None)
+
+
+def test_values_can_be_read_without_verifying(native: Path) -> None:
+    edit(native / "manifest.json", lambda m: m["params"]["norm.scale"].update(sha256="0" * 64))
+    assert "norm.scale" in dict(NativeCheckpoint(native).read(verify=False))
 
 
 def test_changed_values_are_noticed(native: Path) -> None:
@@ -101,13 +120,16 @@ def test_parameters_that_do_not_fit_are_all_listed(native: Path) -> None:
     ("change", "message"),
     [
         ({"format": "other"}, "format 'other'"),
-        ({"format_version": 2}, "version 2; 'swiftjax' version 1 is read"),
+        ({"format_version": 1}, "version 1; 'swiftjax' version 2 is read: convert the model again"),
         ({"params": 5}, "broken"),
         ({"params": {"norm.scale": {"shape": [1], "dtype": "float32"}}}, "broken.*sha256"),
-        ({"params": {"x": {"shape": [0], "dtype": "float32", "sha256": ""}}}, "'x'"),
-        ({"params": {"x": {"shape": [1], "dtype": "object", "sha256": ""}}}, "'x'"),
-        ({"params": {"x": {"shape": "ab", "dtype": "float32", "sha256": ""}}}, "broken"),
-        ({"params": {"x": {"shape": [1], "dtype": [], "sha256": ""}}}, "'x'"),
+        ({"params": {"x": {"shape": [0], "dtype": "float32", "sha256": "", "group": 0}}}, "'x'"),
+        ({"params": {"x": {"shape": [1], "dtype": "object", "sha256": "", "group": 0}}}, "'x'"),
+        (
+            {"params": {"x": {"shape": "ab", "dtype": "float32", "sha256": "", "group": 0}}},
+            "broken",
+        ),
+        ({"params": {"x": {"shape": [1], "dtype": [], "sha256": "", "group": 0}}}, "'x'"),
     ],
 )
 def test_broken_manifest(native: Path, change: dict[str, Any], message: str) -> None:
@@ -140,7 +162,9 @@ def test_broken_config(native: Path, change: dict[str, Any], error: type[Excepti
         load_checkpoint(native, dtype=None)
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "config.json", "tokenizer.json", "params"])
+@pytest.mark.parametrize(
+    "name", ["manifest.json", "config.json", "files.json", "tokenizer.json", "params"]
+)
 def test_lost_files_are_named(native: Path, name: str) -> None:
     (native / name).rename(native / "elsewhere")
     with pytest.raises(CheckpointError, match="native"):
