@@ -45,7 +45,7 @@ class WeightSwap:
         _check_constants(name, running, opened.config)
         self._check_text(name, opened.tokenizer_files)
         self._waiting = None
-        self._waiting = {name: np.asarray(values) for name, values in opened.tensors}
+        self._waiting = {name: np.asarray(values) for name, values in opened.tensors(frozenset())}
 
     def use(self) -> None:
         """Compute with what was read last; no step may run."""
