@@ -101,8 +101,8 @@ class SessionPages:
         """
         if saved.fingerprint != self._store.fingerprint():
             raise InvalidRequestError(
-                "the session was saved by another model, or by other weights or another dtype of "
-                "it: load the same checkpoint in the same way"
+                "the session was saved by another model, or by other weights, another dtype or "
+                "another KV cache of it: load the same checkpoint in the same way"
             )
         if saved.page_size != self._page_size:
             raise InvalidRequestError(

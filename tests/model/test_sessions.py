@@ -10,7 +10,7 @@ import pytest
 
 from swiftjax import Engine, EngineConfig, GenerationConfig, Session, Streaming
 from swiftjax.build import build_core
-from swiftjax.config import SessionLimits
+from swiftjax.config import KVCacheDtype, SessionLimits
 from swiftjax.engine.session_file import read_session, write_session
 from swiftjax.errors import InvalidRequestError
 from tests.tiny_checkpoints import tiny_config, tiny_tensors, write_checkpoint
@@ -29,11 +29,11 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("models") / "tiny", tiny_config())
 
 
-def build(checkpoint: Path, **limits: Any) -> Engine:
+def build(checkpoint: Path, kv_cache_dtype: KVCacheDtype = "auto", **limits: Any) -> Engine:
     sessions = SessionLimits(**limits)
     config = EngineConfig(
         model_path=str(checkpoint), streaming=True, sessions=sessions, prefix_cache=False,
-        overlap=True, **SIZES,
+        overlap=True, kv_cache_dtype=kv_cache_dtype, **SIZES,
     )  # fmt: skip
     return Engine.from_core(build_core(config))
 
@@ -167,6 +167,23 @@ def test_a_session_survives_preemption(engine: Engine) -> None:
     while not engine.is_request_finished(beside):
         engine.step()
     engine.get_completed_requests()
+
+
+def test_a_cache_in_eight_bits_keeps_and_saves_sessions_too(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    engine = build(checkpoint, "int8")
+    session = engine.open_session(streaming=STREAMING, seed=3)
+    session.append("Once upon")
+    tokens = in_turns(session, 50)
+    session.save(tmp_path / "talk")
+    tokens += in_turns(session, 40)
+    config = replace(MANY, seed=3, streaming=STREAMING)
+    assert tokens == list(engine.generate(["Once upon"], config)[0].token_ids)
+    restored = engine.restore_session(tmp_path / "talk")
+    assert in_turns(restored, 40) == tokens[50:]
+    with pytest.raises(InvalidRequestError, match="another KV cache"):
+        build(checkpoint, "fp8").restore_session(tmp_path / "talk")
 
 
 OTHER_PROCESS = """
