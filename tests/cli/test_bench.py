@@ -103,7 +103,7 @@ def test_streaming_shows_time_pages_and_memory(cli: Cli, tmp_path: Path) -> None
     sizes = ("--window", "60", "--tokens", "400", "--position", "900", "--steps", "8")
     result = cli(
         "bench", "streaming", "--model", "tiny", "--load-format", "dummy", *sizes,
-        "--answer", "20", "--turns", "2", "--max-num-batched-tokens", "64", "--out", str(tmp_path),
+        "--answer", "20", "--turns", "2", "--max-num-batched-tokens", "32", "--out", str(tmp_path),
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     file = tmp_path / "cpu" / "streaming.json"

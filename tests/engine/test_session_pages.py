@@ -107,7 +107,7 @@ def test_a_turn_goes_on_as_if_nothing_had_been(seed: int, overlaps: bool) -> Non
         runner=runner, overlaps=overlaps, streams=True, kept=limits,
     )  # fmt: skip
     talks = Talks(core, limits, draw)
-    for _ in range(500):
+    for _ in range(300):
         if len(talks.talks) < 5:
             talks.open()
         some = draw.choice(talks.talks)
@@ -118,8 +118,8 @@ def test_a_turn_goes_on_as_if_nothing_had_been(seed: int, overlaps: bool) -> Non
         elif draw.randrange(20) == 0:
             core.scheduler.preempt_next()
         talks.step()
-    assert talks.num_turns > 30 and talks.num_forked > 3 and talks.num_cached > 300
-    assert core.scheduler.num_preemptions > 3
+    assert talks.num_turns > 20 and talks.num_forked > 2 and talks.num_cached > 200
+    assert core.scheduler.num_preemptions > 1
     while core.has_work:
         talks.step()
     for talk in talks.talks:
