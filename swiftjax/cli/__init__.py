@@ -17,6 +17,7 @@ from swiftjax.cli.demo import demo
 from swiftjax.cli.doctor import doctor
 from swiftjax.cli.evaluate import evaluate
 from swiftjax.cli.generate import generate
+from swiftjax.cli.parity import parity
 from swiftjax.cli.plan import plan
 from swiftjax.cli.replay import replay
 from swiftjax.cli.reporting import ReportingGroup
@@ -54,7 +55,7 @@ def _root(
     """Run LLaMA-family language models with JAX."""
 
 
-for command in (convert, generate, chat, serve, plan, replay, doctor, demo):
+for command in (convert, generate, chat, serve, plan, parity, replay, doctor, demo):
     app.command()(command)
 app.command("eval")(evaluate)
 

@@ -46,6 +46,7 @@ class LayerPass:
         check_length(config, length)
         self.config = config
         self._dtype = jnp.dtype(config.dtype or "float32")
+        self._blocks: dict[int, Any] = {}  # structure and abstract state of each layer
         table = make_rope_table(config.rope, config.head_dim, length)
         batch = text_batch(np.zeros(length, np.int32), length, PAGE_SIZE)
         batch = jax.tree.map(jnp.asarray, batch)
@@ -75,12 +76,13 @@ class LayerPass:
         return _run(structure, weights, x, self._keys, self._values, self._inputs)
 
     def _split(self, layer: int, params: Mapping[str, Array]) -> tuple[Any, Any]:
-        block = nnx.eval_shape(
-            lambda: Block(self.config, layer, dtype=self._dtype, rngs=nnx.Rngs(0))
-        )
-        structure, state = nnx.split(block)
-        flat = nnx.to_flat_state(state)
-        leaves = [params[".".join(map(str, path))] for path, _ in flat]
+        if layer not in self._blocks:
+            block = nnx.eval_shape(
+                lambda: Block(self.config, layer, dtype=self._dtype, rngs=nnx.Rngs(0))
+            )
+            self._blocks[layer] = nnx.split(block)
+        structure, state = self._blocks[layer]
+        leaves = [params[".".join(map(str, path))] for path, _ in nnx.to_flat_state(state)]
         return structure, jax.tree.unflatten(jax.tree.structure(state), leaves)
 
 
