@@ -19,6 +19,7 @@ from swiftjax.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from swiftjax.engine.async_engine import AsyncEngine
+    from swiftjax.engine.async_sessions import AsyncSession
 
 Turns = list[dict[str, str]]
 Ask = Callable[[Turns], AsyncGenerator[str, None]]
@@ -101,11 +102,31 @@ def chat(
         async for output in engine.stream(engine.tokenizer.apply_chat_template(turns), generation):
             yield output.text
 
+    ask = answer if generation.streaming is None else _endlessly(engine, generation)
     with asyncio.Runner() as runner:
         try:
-            _converse(runner, answer, system)
+            _converse(runner, ask, system)
         finally:
             runner.run(engine.close())
+
+
+def _endlessly(engine: "AsyncEngine", generation: GenerationConfig) -> Ask:
+    """Ask in a session, which keeps what was computed of a chat of any length."""
+    session: AsyncSession | None = None
+
+    async def answer(turns: Turns) -> AsyncGenerator[str, None]:
+        nonlocal session
+        new = turns[-1:]
+        if session is None or not any(turn["role"] == "assistant" for turn in turns):
+            if session is not None:
+                session.close()
+            session = engine.sessions.open(streaming=generation.streaming, seed=generation.seed)
+            new = turns
+        async with aclosing(session.stream(generation, content=new)) as outputs:
+            async for output in outputs:
+                yield output.text
+
+    return answer
 
 
 def _ask_server(address: str, generation: GenerationConfig, system: str | None) -> None:
