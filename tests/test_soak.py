@@ -108,7 +108,7 @@ async def soak(core: EngineCore) -> tuple[dict[str, int], list[tuple[float, floa
 
 @pytest.mark.soak
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's /proc")
-def test_mixed_load_leaves_everything_as_it_was() -> None:
+def test_p3_mixed_load_leaves_everything_as_it_was() -> None:
     core = tiny_core(
         num_pages=26, page_size=8, max_model_len=MAX_MODEL_LEN, max_num_seqs=4,
         max_num_batched_tokens=32, costs=COSTS, overlaps=True,

@@ -89,7 +89,9 @@ class EngineLoop:
                     self._emit(News(self._last_stats, sessions=[done]))
             elif (refusal := self._obey(order)) is not None:
                 refused.append(refusal)
-        self._tell(self._core.step() if self._core.has_work else [], refused)
+        if refused:
+            self._tell([], refused)  # now: who is turned away must not wait for a step
+        self._tell(self._core.step() if self._core.has_work else [], [])
         return True
 
     def _obey(self, order: Order | Refused | Errand) -> Refused | None:

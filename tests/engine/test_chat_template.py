@@ -184,7 +184,7 @@ ESCAPES = [
 
 
 @pytest.mark.parametrize("source", ESCAPES)
-def test_b070_escape(source: str, tmp_path: Path) -> None:
+def test_p12_b070_escape(source: str, tmp_path: Path) -> None:
     """No way to Python: the scratch file never appears, and no internals show."""
     scratch = tmp_path / "scratch"
     try:
@@ -218,7 +218,7 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_b070_bomb(name: str) -> None:
+def test_p12_b070_bomb(name: str) -> None:
     """Every bomb ends in an error in under 2 s, and not the process."""
     start = time.monotonic()
     with pytest.raises((InvalidRequestError, UnsupportedError), match="chat template"):

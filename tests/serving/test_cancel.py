@@ -73,7 +73,7 @@ def test_b058_b050_client_that_leaves_frees_its_pages(queued: bool, way: str) ->
 
 
 @pytest.mark.parametrize("queued", [False, True], ids=["running", "queued"])
-def test_b058_deadline_stops_the_work(queued: bool) -> None:
+def test_p8_b058_deadline_stops_the_work(queued: bool) -> None:
     async def body(service: Service) -> None:
         ahead = service.stub.Generate(long_request())
         await anext(aiter(ahead))
@@ -88,7 +88,7 @@ def test_b058_deadline_stops_the_work(queued: bool) -> None:
     run(body, max_num_seqs=1 if queued else 4)
 
 
-def test_expired_request_in_the_queue_is_never_computed() -> None:
+def test_p8_expired_request_in_the_queue_is_never_computed() -> None:
     async def body(service: Service) -> None:
         ahead = service.stub.Generate(long_request())
         await anext(aiter(ahead))
@@ -125,7 +125,9 @@ def test_b050_normal_finishes_send_no_abort(monkeypatch: pytest.MonkeyPatch) -> 
     run(body, delay=0.0)
 
 
-def test_cancels_at_random_moments_leave_nothing_behind(caplog: pytest.LogCaptureFixture) -> None:
+def test_p2_cancels_at_random_moments_leave_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def one(service: Service, index: int) -> None:
         call = service.stub.Generate(long_request(), timeout=(index % 7) / 50 + 0.01)
         await asyncio.sleep((index * 37 % 100) / 1000)

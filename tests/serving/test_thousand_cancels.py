@@ -30,7 +30,7 @@ def point_of(core: EngineCore, request_id: str, max_new_tokens: int) -> str:
 
 
 @pytest.mark.parametrize("overlaps", [False, True], ids=["plain", "overlapped"])
-def test_cancels_on_the_core(overlaps: bool) -> None:
+def test_p2_cancels_on_the_core(overlaps: bool) -> None:
     rng = random.Random(7)
     core = make_fake_core(
         num_pages=24, max_model_len=64, max_num_seqs=3, max_num_batched_tokens=16, costs=SWAP,
@@ -64,7 +64,7 @@ def test_cancels_on_the_core(overlaps: bool) -> None:
 
 
 @pytest.mark.parametrize("overlaps", [False, True], ids=["plain", "overlapped"])
-def test_cancels_of_streams(overlaps: bool) -> None:
+def test_p2_cancels_of_streams(overlaps: bool) -> None:
     """Clients leave before the first token, after some, at the last and after the end."""
     rng = random.Random(11)
     core = make_core(max_num_seqs=4, num_pages=256, max_queue_len=512, overlaps=overlaps)
