@@ -139,7 +139,7 @@ class Cost(NamedTuple):
     client: float
 
 
-async def measure_cost(read: Read, served: "Server") -> Cost:
+async def measure_cost(read: Read, served: Server, seconds: float = SECONDS) -> Cost:
     """Keep all streams open and look at some seconds of it."""
     counts = [0, 0]
 
@@ -156,7 +156,7 @@ async def measure_cost(read: Read, served: "Server") -> Cost:
     async with running(one, NUM_STREAMS):
         await asyncio.sleep(1.0)
         before = look()
-        await asyncio.sleep(SECONDS)
+        await asyncio.sleep(seconds)
         took, messages, tokens, *cpu = (b - a for a, b in zip(before, look(), strict=True))
     return Cost(messages / took, tokens / took, *(x / messages * 1e6 for x in cpu))
 
