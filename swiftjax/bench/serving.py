@@ -1,4 +1,4 @@
-"""Online load (W4): Poisson arrivals through gRPC or HTTP against a server process of its own.
+"""Load through gRPC or HTTP on a server process of its own: Poisson arrivals (W4), or all of W3.
 
 Tokens in, tokens out, greedy, lengths as in W3. A request's clock starts when it is due, so a
 client that falls behind counts against the server. Needs httpx for HTTP.
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import uvloop
 
 from swiftjax.bench.lengths import Throughput, throughput_lengths
 from swiftjax.bench.records import Figure
@@ -110,7 +111,7 @@ def measure_serving(
     Spreads are (median, 99th percentile).
     """
     start = time.perf_counter()
-    answered = asyncio.run(_load(ports, protocol, rate, seconds, vocab_size, case))
+    answered = uvloop.run(_load(ports, protocol, rate, seconds, vocab_size, case))
     took = time.perf_counter() - start
 
     def figure(workload: str, unit: str, values: list[float]) -> Figure:
@@ -128,6 +129,32 @@ def measure_serving(
         figure("W4-good-share", "of requests", [good]),
         figure("W4-tokens", "tokens/s", [tokens]),
     ]
+
+
+def measure_serving_throughput(
+    ports: Ports, protocol: str, vocab_size: int, case: Throughput, rounds: int = 2
+) -> Figure:
+    """Output tokens a second of W3, all requests sent at once; best of the rounds."""
+    prompt_lens, output_lens = throughput_lengths(case)
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(0, vocab_size, length).tolist() for length in prompt_lens]
+
+    async def run() -> float:
+        async with (_open_grpc if protocol == "grpc" else _open_http)(ports) as send:
+
+            async def one(prompt: list[int], output_len: int) -> None:
+                async for _ in send(prompt, output_len):
+                    pass
+
+            start = time.perf_counter()
+            await asyncio.gather(*map(one, prompts, output_lens))
+            return sum(output_lens) / (time.perf_counter() - start)
+
+    rates = [uvloop.run(run()) for _ in range(rounds)]
+    return Figure(
+        workload="W3-served", batch=case.num_requests, context=case.prompt_lens[1],
+        unit="tokens/s", value=max(rates), spread=(max(rates), min(rates)),
+    )  # fmt: skip
 
 
 async def _load(

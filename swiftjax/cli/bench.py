@@ -168,6 +168,7 @@ def serving(
     rate: Annotated[list[float] | None, typer.Option(help="Requests a second.")] = None,
     protocol: Annotated[list[str] | None, typer.Option(help="grpc, http.")] = None,
     seconds: Annotated[float, typer.Option(help="How long requests arrive, per rate.")] = 60.0,
+    workload: Annotated[list[str] | None, typer.Option(help="W3, W4 (by default).")] = None,
     small: Annotated[bool, typer.Option(help="Short requests, for a CPU.")] = False,
     max_num_seqs: Seqs = None,
     max_num_batched_tokens: Tokens = None,
@@ -175,7 +176,7 @@ def serving(
     out: Out = None,
     commit: Commit = None,
 ) -> None:
-    """Poisson arrivals through a server (W4): time to first token, between tokens, goodput."""
+    """Load on a server: Poisson arrivals (W4: latencies, goodput), or all of W3 at once (tokens/s)."""
     from swiftjax.bench import serving as online
     from swiftjax.bench.lengths import Throughput
 
@@ -190,9 +191,16 @@ def serving(
     flags = [model, "--load-format", load_format, *flags, "--no-prefix-cache"]
     case = Throughput(1, (8, 64), (8, 64)) if small else Throughput()
     ports = online.Ports(grpc=online.free_port(), http=online.free_port())
+    workloads = workload or ["W4"]
     with online.serving(flags, ports) as served:
         for name in protocol or ["grpc", "http"]:
-            for arrivals in rate or [2.0, 8.0, 16.0, 32.0]:
+            if "W3" in workloads:
+                run = run_of(served.dtype, model, commit, None)
+                run.flags.update(protocol=name)
+                requests = case._replace(num_requests=32) if small else case
+                figure = online.measure_serving_throughput(ports, name, served.vocab_size, requests)
+                report([figure], run, out, "serving")
+            for arrivals in (rate or [2.0, 8.0, 16.0, 32.0]) if "W4" in workloads else ():
                 run = run_of(served.dtype, model, commit, None)
                 run.flags.update(protocol=name, rate=arrivals)
                 typer.echo(f"{name}, {arrivals:g} requests/s")
