@@ -176,7 +176,7 @@ def serving(
     out: Out = None,
     commit: Commit = None,
 ) -> None:
-    """Load on a server: Poisson arrivals (W4: latencies, goodput), or all of W3 at once (tokens/s)."""
+    """Load on a server: Poisson arrivals (W4: latency, goodput) or all of W3 at once (tokens/s)."""
     from swiftjax.bench import serving as online
     from swiftjax.bench.lengths import Throughput
 
