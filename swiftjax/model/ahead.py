@@ -11,7 +11,7 @@ from typing import TypeVar
 
 Result = TypeVar("Result")
 
-BUDGET_BYTES = 256 * 2**20
+BUDGET_BYTES = 512 * 2**20
 
 
 def ahead(
