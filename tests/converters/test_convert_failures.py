@@ -114,7 +114,7 @@ class Interrupt:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.read: list[str] = []
         self.is_on = True
-        monkeypatch.setattr(param_files, "GROUP_BYTES", 5_000)
+        monkeypatch.setattr(param_files, "GROUP_BYTES", 20_000)
         read_rule = load.read_rule
 
         def counting(source: Any, rule: Any, dtype: Any) -> Any:
