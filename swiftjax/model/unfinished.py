@@ -89,15 +89,17 @@ def recover(destination: Path, is_ours: Callable[[Path], bool]) -> None:
     """Finish or undo the replacement during which a process was killed.
 
     A directory left aside that `is_ours` is put back or, if the new one is in place, deleted.
-    Raises CheckpointError while another process is at it.
+    Raises CheckpointError while another process is at it, and for a stranger in its place.
     """
     aside = _aside(destination)
-    if not _partial(destination).exists() and not aside.exists():
+    if not _partial(destination).exists() and not os.path.lexists(aside):
         return
     with _held(destination) as partial:
-        if is_ours(aside) and destination.exists():
+        if os.path.lexists(aside) and (aside.is_symlink() or not is_ours(aside)):
+            raise CheckpointError(f"{aside} stands where a replaced checkpoint is kept: remove it")
+        if aside.exists() and destination.exists():
             shutil.rmtree(aside)
-        elif is_ours(aside):
+        elif aside.exists():
             aside.rename(destination)
         if not (partial / CONTENT).exists():  # was put in place
             shutil.rmtree(partial)

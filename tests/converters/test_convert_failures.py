@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -203,3 +204,21 @@ def test_a_stranger_where_unfinished_work_is_kept(tmp_path: Path, source: Path) 
     with pytest.raises(CheckpointError, match="remove it"):
         convert(source, tmp_path / "other", dtype=None)
     assert load_checkpoint(source, dtype=None)
+
+
+def test_a_replacement_that_was_cut_off_is_undone_or_finished(
+    tmp_path: Path, source: Path, native: Path
+) -> None:
+    aside = tmp_path / ".native.old"
+    native.rename(aside)  # killed before the new one came
+    with pytest.raises(CheckpointError, match="exists: choose another place"):
+        convert(source, native, dtype=None)
+    assert not aside.exists() and load_checkpoint(native, dtype=None)
+    shutil.copytree(native, aside)  # killed behind it
+    with pytest.raises(CheckpointError, match="exists: choose another place"):
+        convert(source, native, dtype=None)
+    assert sorted(os.listdir(tmp_path)) == ["hf", "native"]
+    (tmp_path / ".native.old").mkdir()  # somebody else's
+    with pytest.raises(CheckpointError, match=r"\.native\.old stands where .* remove it"):
+        convert(source, native, dtype="bfloat16", force=True)
+    assert load_checkpoint(native, dtype=None).config.dtype == "float32"
