@@ -127,7 +127,7 @@ class AsyncEngine:
         request = self._resolve(request_id, ids, config, options, arrival, timeout, grammar)
         session.text.check_idle()  # nobody else came first while the grammar was compiled
         turn = Turn(session.text, request, session.end)
-        session.begin(turn)
+        session.begin()
         answer, num_tokens = AnswerStream(turn.request, self.tokenizer, None), 0
         answers = self._read(answer, turn.request, timeout, turn)
         try:

@@ -6,10 +6,9 @@ Made by `AsyncEngine`, which runs the turns.
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 from swiftjax.config import SessionLimits
 from swiftjax.engine.chat_turns import Messages, read_content
@@ -24,37 +23,22 @@ from swiftjax.engine.link_messages import (
 )
 from swiftjax.engine.request import GenerationConfig, Prompt, RequestOptions, StreamOutput
 from swiftjax.engine.request_options import NO_OPTIONS
-from swiftjax.engine.session import SessionText, Turn, new_session_id
+from swiftjax.engine.session import UNDER_WAY, SessionText, new_session_id
+from swiftjax.engine.session_asks import SessionAsks
 from swiftjax.engine.streaming import Streaming
 from swiftjax.engine.tokenizer import Tokenizer
 from swiftjax.errors import InvalidRequestError, NotFoundError, QueueFullError, SwiftJaxError
 
 
-@runtime_checkable
-class TurnStream(Protocol):
-    """How the engine answers a turn."""
-
-    def __call__(
-        self,
-        session: "AsyncSession",
-        config: GenerationConfig,
-        options: RequestOptions,
-        request_id: str | None,
-        timeout: float | None,
-    ) -> AsyncGenerator[StreamOutput, None]:
-        """Stream it, as `AsyncEngine.stream` does."""
-        ...
-
-
 class AsyncSession:
-    """One conversation. Its methods are for one caller at a time."""
+    """One conversation, for one caller at a time: others are refused meanwhile."""
 
     def __init__(self, sessions: "AsyncSessions", text: SessionText, owner: str) -> None:
         self.owner = owner
         self.text = text
         self.last_used = time.monotonic()
-        self.turn: Turn | None = None
         self._sessions = sessions
+        self._is_claimed = False
         self._is_idle = asyncio.Event()
         self._is_idle.set()
 
@@ -63,13 +47,21 @@ class AsyncSession:
         """The id by which it is found again."""
         return self.text.session_id
 
+    @property
+    def is_in_use(self) -> bool:
+        """Whether somebody reads or changes it, or the engine works on it."""
+        return self._is_claimed or self.text.is_busy
+
     def __len__(self) -> int:
         """Tokens of text so far."""
         return len(self.text.token_ids)
 
     async def append(self, content: Prompt | Messages) -> None:
         """Add text, token ids or messages, as `Session.append` does."""
-        await self.settle()
+        async with self._claim():
+            await self._append(content)
+
+    async def _append(self, content: Prompt | Messages) -> None:
         ids = await asyncio.to_thread(
             read_content, self._sessions.tokenizer, content, self.text.token_ids
         )
@@ -91,43 +83,41 @@ class AsyncSession:
         made. A turn that was refused leaves the text as it was. `options` are this turn's, but for
         the cache salt, which is the session's.
         """
-        await self.settle()
-        length, has_begun = len(self), False
-        if content is not None:
-            await self.append(content)
-        try:
-            config = self.text.configure(config or GenerationConfig())
-            chosen = self.text.options if options is None else options
-            answers = self._sessions.answer(self, config, chosen, request_id, timeout)
-            async with aclosing(answers):
-                async for output in answers:
-                    has_begun = True
-                    yield output
-        except SwiftJaxError:
-            if not has_begun and not self.text.is_busy:
-                del self.text.token_ids[length:]
-            raise
+        async with self._claim():
+            length, has_begun = len(self), False
+            try:
+                if content is not None:
+                    await self._append(content)
+                config = self.text.configure(config or GenerationConfig())
+                chosen = self.text.options if options is None else options
+                answers = self._sessions.answer(self, config, chosen, request_id, timeout)
+                async with aclosing(answers):
+                    async for output in answers:
+                        has_begun = True
+                        yield output
+            except SwiftJaxError:
+                if not has_begun and not self.text.is_busy:
+                    del self.text.token_ids[length:]
+                raise
 
     async def fork(self) -> "AsyncSession":
         """Open another session with the same text, which shares all pages so far."""
-        await self.settle()
-        fork = self._sessions.add(self.text.fork(), self.owner)
-        self._sessions.link.order_session(ForkSession(self.session_id, fork.session_id))
-        return fork
+        async with self._claim():
+            fork = self._sessions.add(self.text.fork(), self.owner)
+            self._sessions.link.order_session(ForkSession(self.session_id, fork.session_id))
+            return fork
 
     async def save(self, path: str | Path) -> None:
         """Write everything to a file of the engine's machine, as `Session.save` does."""
-        await self.settle()
-        order = SaveSession(self.session_id, str(path), self.text.state())
-        await self._sessions.ask(order)
+        async with self._claim():
+            await self._sessions.ask(SaveSession(self.session_id, str(path), self.text.state()))
 
     def close(self) -> None:
         """Give up the pages; a turn that is under way goes on, for nothing."""
         self._sessions.remove(self)
 
-    def begin(self, turn: Turn) -> None:
+    def begin(self) -> None:
         """A turn was submitted."""
-        self.turn = turn
         self._is_idle.clear()
 
     def end(self) -> None:
@@ -136,14 +126,27 @@ class AsyncSession:
         self._is_idle.set()
         self._sessions.forget_closed(self)
 
-    async def settle(self) -> None:
-        """Wait for the engine's last word on a turn that was read; raises while one is read."""
+    @asynccontextmanager
+    async def _claim(self) -> AsyncIterator[None]:
+        """Be the one who reads or changes it, once the engine has said its last word on a turn."""
+        if self._is_claimed:
+            raise InvalidRequestError(UNDER_WAY)
+        self._is_claimed = True
         self.last_used = time.monotonic()
-        if self.turn is not None and not self.turn.is_read:
-            self.text.check_idle()
-        await self._is_idle.wait()
-        if not self._sessions.has(self):
-            raise _unknown(self.session_id)
+        try:
+            await self._is_idle.wait()
+            if not self._sessions.has(self):
+                raise _unknown(self.session_id)
+            yield
+        finally:
+            self._is_claimed = False
+
+
+# How the engine answers a turn: with options, a request id and a timeout, as `AsyncEngine.stream`.
+TurnStream = Callable[
+    [AsyncSession, GenerationConfig, RequestOptions, str | None, float | None],
+    AsyncGenerator[StreamOutput, None],
+]
 
 
 class AsyncSessions:
@@ -167,7 +170,7 @@ class AsyncSessions:
         self._engine_limits = engine_limits
         self._limits = limits
         self._open: dict[str, AsyncSession] = {}
-        self._asked: dict[str, asyncio.Future[SessionDone]] = {}
+        self._asks = SessionAsks(link)
 
     def __len__(self) -> int:
         """How many are open."""
@@ -231,27 +234,15 @@ class AsyncSessions:
     async def ask(self, order: SaveSession | LoadSession) -> SessionDone:
         """Order something that is answered; raises what went wrong."""
         self._check()
-        if order.session in self._asked:
-            raise InvalidRequestError("the session is being saved: wait for that first")
-        future: asyncio.Future[SessionDone] = asyncio.get_running_loop().create_future()
-        self._asked[order.session] = future
-        self.link.order_session(order)
-        done = await asyncio.shield(future)
-        if done.problem is not None:
-            raise done.problem.error()
-        return done
+        return await self._asks.ask(order)
 
     def take(self, done: SessionDone) -> None:
         """The engine answered."""
-        if future := self._asked.pop(done.session, None):
-            future.set_result(done)
+        self._asks.take(done)
 
     def fail(self, error: SwiftJaxError) -> None:
         """The engine has ended."""
-        for future in self._asked.values():
-            future.set_exception(error)
-            future.exception()  # whoever waited may be gone
-        self._asked.clear()
+        self._asks.fail(error)
         self._open.clear()
 
     def check_room(self, num_tokens: int) -> None:
@@ -266,7 +257,7 @@ class AsyncSessions:
     def _make_room(self) -> None:
         if len(self._open) < self._limits.max_open:
             return
-        idle = [s for s in self._open.values() if not s.text.is_busy]
+        idle = [s for s in self._open.values() if not s.is_in_use]
         oldest = min(idle, key=lambda s: s.last_used, default=None)
         seconds = self._limits.idle_seconds
         if oldest is None or time.monotonic() - oldest.last_used < seconds:

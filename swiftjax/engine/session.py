@@ -18,6 +18,8 @@ from swiftjax.engine.session_file import SessionState
 from swiftjax.engine.streaming import Streaming
 from swiftjax.errors import InvalidRequestError
 
+UNDER_WAY = "a turn of the session is under way: read it to its end, or close it, first"
+
 
 def new_session_id() -> str:
     """An id that nobody can guess."""
@@ -111,9 +113,7 @@ class SessionText:
     def check_idle(self) -> None:
         """Raise InvalidRequestError while a turn is under way."""
         if self.is_busy:
-            raise InvalidRequestError(
-                "a turn of the session is under way: read it to its end, or close it, first"
-            )
+            raise InvalidRequestError(UNDER_WAY)
 
 
 class Turn:

@@ -6,7 +6,7 @@ An ordinary sequence keeps all its pages; nothing here changes one.
 from swiftjax.engine.page_pool import PagePool
 from swiftjax.engine.rows import RowTable
 from swiftjax.engine.sequence import Sequence
-from swiftjax.engine.streaming import Streaming
+from swiftjax.engine.streaming import SESSION_MARGIN, Streaming
 from swiftjax.errors import InvalidRequestError
 
 
@@ -22,9 +22,10 @@ def limit_pages(sequence: Sequence, pool: PagePool, rows: RowTable) -> int:
     most = min(pool.num_pages, rows.page_table.shape[1])
     least = streaming.least_pages(size)
     if least > most:
+        margin = f" (of which {SESSION_MARGIN} for the session)" if sequence.request.session else ""
         raise InvalidRequestError(
-            f"sink {streaming.sink} and window {streaming.window} take {least * size} tokens in "
-            f"pages of {size}; a request has at most {most * size}: lower the window by "
+            f"sink {streaming.sink} and window {streaming.window}{margin} take {least * size} "
+            f"tokens in pages of {size}; a request has at most {most * size}: lower the window by "
             f"{(least - most) * size}, or raise max_model_len and max_total_token_num"
         )
     return min(all_pages, most, streaming.most_pages(size))

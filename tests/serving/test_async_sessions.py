@@ -103,6 +103,22 @@ def test_an_answer_that_nobody_reads_to_its_end_stays_as_far_as_it_was_made() ->
     run(body)
 
 
+def test_of_two_turns_at_once_one_is_refused_and_leaves_no_trace() -> None:
+    async def body(engine: AsyncEngine) -> None:
+        session = engine.sessions.open()
+
+        async def turn(text: str) -> str:
+            outputs = session.stream(FIVE, content=text)
+            return "".join([output.text async for output in outputs])
+
+        results = await asyncio.gather(*map(turn, "aBk"), return_exceptions=True)
+        assert results[0] == "bcdef"
+        assert all(isinstance(result, InvalidRequestError) for result in results[1:])
+        assert text_of(session) == "abcdef"
+
+    run(body)
+
+
 def test_what_was_made_behind_a_stop_string_is_no_part_of_the_text() -> None:
     async def body(engine: AsyncEngine) -> None:
         session = engine.sessions.open(streaming=Streaming(sink=2, window=20))
