@@ -8,7 +8,7 @@ SwiftJaxError
 ├── DeadlineError          the deadline passed while the request was queued or running
 ├── QueueFullError         the admission queue or a per-key limit is full
 ├── NotReadyError          loading, warming up or draining
-├── EngineDeadError        the engine thread ended; nothing can be answered any more
+├── EngineDeadError        the engine ended; what it had not answered is lost
 ├── CheckpointError        a checkpoint is missing, broken or does not fit the model
 └── UnsupportedError       this architecture, shape, dtype or GPU is not supported
 
@@ -53,7 +53,7 @@ class NotReadyError(SwiftJaxError):
 
 
 class EngineDeadError(SwiftJaxError):
-    """The engine thread ended."""
+    """The engine ended."""
 
 
 class CheckpointError(SwiftJaxError):
