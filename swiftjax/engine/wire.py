@@ -66,7 +66,7 @@ class Outbox:
                 if sent == len(data):
                     return
                 data = data[sent:]
-                self._changed.notify()
+                self._changed.notify_all()
             self._waiting.append(data)
 
     def drain(self, seconds: float) -> None:

@@ -14,9 +14,11 @@ from swiftjax.engine.engine_process import BuiltEngine, run_engine_process
 from swiftjax.engine.link_messages import EngineInfo
 from swiftjax.engine.scheduler import Plan
 from swiftjax.errors import CheckpointError, InvalidRequestError
+from swiftjax.memory import DeviceMemory, DeviceReport
 from tests.fakes import FakeRunner
 from tests.serving.harness import MODEL, byte_tokenizer, make_core
 
+DEVICES = DeviceReport(2, 0.5, (DeviceMemory("gpu:0", 3, 10),))
 COMMAND = [sys.executable, "-m", "tests.serving.fake_engine"]
 
 
@@ -64,7 +66,7 @@ def build(job: bytes) -> BuiltEngine:
     weights.read(asked.get("path", ""))
     weights.use()
     info = EngineInfo(core.limits, MODEL, byte_tokenizer().files)
-    return BuiltEngine(core, info, weights=weights)
+    return BuiltEngine(core, info, lambda: DEVICES, weights)
 
 
 if __name__ == "__main__":

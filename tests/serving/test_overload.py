@@ -39,13 +39,17 @@ class Seen:
 @asynccontextmanager
 async def toy_server(watch: EngineWatch) -> AsyncIterator[pb_grpc.GenerationServiceStub]:
     """A server whose engine, a process of its own, sleeps for 20 ms a step."""
-    engine, _ = await start(watch=watch, core=CORE)
+    engine, link = await start(watch=watch, core=CORE)
+    num_files = len(os.listdir(f"/proc/{link.pid}/fd"))
     server = GrpcServer("127.0.0.1", 0)
     await server.start()
     await server.open(Served(engine, describe_model("t", MODEL, engine.limits, engine.tokenizer)))
     try:
         async with grpc.aio.insecure_channel(server.address) as channel:
             yield pb_grpc.GenerationServiceStub(channel)
+        stats = engine.stats()
+        assert not engine._mailboxes and stats.num_free_pages == stats.num_pages
+        assert len(os.listdir(f"/proc/{link.pid}/fd")) == num_files
     finally:
         await server.stop()
         await engine.close()

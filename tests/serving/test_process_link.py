@@ -33,7 +33,7 @@ from swiftjax.errors import (
 )
 from swiftjax.serving.engine_watch import EngineWatch
 from tests.fakes import make_request
-from tests.serving.fake_engine import COMMAND
+from tests.serving.fake_engine import COMMAND, DEVICES
 from tests.serving.harness import make_core, until
 
 LONG = GenerationConfig(max_new_tokens=4000, ignore_eos=True)
@@ -98,6 +98,7 @@ def test_answers_options_and_measurements_cross() -> None:
         samples = {s.name: s.value for m in watch.registry.collect() for s in m.samples}
         assert samples["swiftjax_request_queue_time_seconds_count"] == 34
         assert samples["swiftjax_prefix_cache_queries_total"] >= 30
+        assert engine.devices() == DEVICES
 
     run(body, watch=watch, core={"delay": 0.001})
 
