@@ -6,27 +6,31 @@ next one sees what the rounded layer gives. Only one layer is held. Called by `q
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import reduce
 from itertools import groupby
 from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Float32, Int32
+from jaxtyping import Array, Float32, Int32
 
 from swiftjax import kernels
 from swiftjax.config import ModelConfig
+from swiftjax.converters.activation_ranges import NUM_BINS, Range, choose_range
 from swiftjax.converters.awq import Params, scale_layer
 from swiftjax.converters.gptq import gptq_codes
 from swiftjax.converters.grids import Grid, Shape, best_grid, codes_of, shape_of, widest_grid
 from swiftjax.errors import InvalidRequestError
 from swiftjax.kernels import packed_int4
+from swiftjax.kernels.quantized_reference import INT8_MAX, SMALLEST_SCALE
 from swiftjax.model.layer_pass import PROJECTIONS, LayerPass, second_moments
-from swiftjax.quantization import QuantType
+from swiftjax.quantization import Quantization, QuantType
 
 # rtn: to the nearest value. awq: after scaling inputs. gptq: errors made up for by later weights.
 Method = Literal["rtn", "awq", "gptq"]
 METHODS: tuple[Method, ...] = get_args(Method)
+INPUT_SCALE = "kernel_input_scale"
 CALIBRATED_KINDS: tuple[QuantType, ...] = ("int8", "int4", "w8a8")
 
 Tensors = Iterable[tuple[str, np.ndarray | Array]]
@@ -41,17 +45,26 @@ class Recipe:
 
     method: Method = "rtn"
     symmetric: bool = False  # int4: the zero point is the middle code
+    ranges: Range = "dynamic"  # w8a8: what static activations are scaled to
     texts: tuple[Int32[np.ndarray, " T"], ...] = ()
 
     def __post_init__(self) -> None:
-        if (self.method == "rtn") == bool(self.texts):
+        reads = self.method != "rtn" or self.ranges != "dynamic"
+        if reads != bool(self.texts):
             raise InvalidRequestError(
-                f"the method is {self.method}, with {len(self.texts)} pieces of text: awq and gptq "
-                "need a calibration text, rtn reads none"
+                f"the method is {self.method} with {self.ranges} ranges, and there are "
+                f"{len(self.texts)} pieces of text: awq, gptq, kl and percentile need a "
+                "calibration text, anything else reads none"
             )
 
-    def check_kind(self, kind: QuantType) -> None:
+    def check(self, quantization: Quantization) -> None:
         """Raise InvalidRequestError for a format that the method does not know."""
+        kind = quantization.kind
+        if (self.ranges != "dynamic") != quantization.static_activations:
+            raise InvalidRequestError(
+                "static activation scales come from a calibration text: convert the model with "
+                "--quant-type w8a8, --activation-range kl or percentile, and --calib"
+            )
         if self.method != "rtn" and kind not in CALIBRATED_KINDS:
             raise InvalidRequestError(
                 f"the method {self.method} knows {', '.join(CALIBRATED_KINDS)}, not {kind}: leave "
@@ -110,32 +123,56 @@ class _Rounding:
         shapes = self._shapes(f"layers.{layer}.", PROJECTIONS)
         if not shapes:
             return params
-        moments: Params = {}
-        for x in self._states:
-            seen = self._dense.observe(layer, params, x).moments
-            moments = {n: m if n not in moments else moments[n] + m for n, m in seen.items()}
+        moments, _ = self._observe(layer, params)
         if self.recipe.method == "awq":
             params, moments = scale_layer(params, moments, shapes, self.config)
-        return _round_projections(params, moments, shapes, self.recipe)
+        scales = self._input_scales(layer, params, shapes)
+        return _round_projections(params, moments, shapes, self.recipe) | scales
+
+    def _input_scales(self, layer: int, params: Params, shapes: dict[str, Shape]) -> Params:
+        """Static scales of the inputs of projections, which dense `params` give."""
+        if self.recipe.ranges == "dynamic":
+            return {}
+        _, peaks = self._observe(layer, params)
+        counts = [self._dense.histograms(layer, params, x, peaks, NUM_BINS) for x in self._states]
+        scales = {}
+        for name in shapes:
+            total = np.sum([np.asarray(one[name], np.float64) for one in counts], axis=0)
+            scales[f"{name}.{INPUT_SCALE}"] = self._input_scale(total, float(peaks[name]))
+        return scales
+
+    def _input_scale(self, counts: np.ndarray, peak: float) -> Float32[Array, " 1"]:
+        kept = choose_range(counts, peak, self.recipe.ranges)
+        return jnp.full((1,), max(kept / INT8_MAX, SMALLEST_SCALE), jnp.float32)
+
+    def _observe(self, layer: int, params: Params) -> tuple[Params, Params]:
+        """Moments and peaks of the inputs of projections, over all texts."""
+        moments: Params = {}
+        peaks: Params = {}
+        for x in self._states:
+            seen = self._dense.observe(layer, params, x)
+            moments = {n: m + moments[n] if moments else m for n, m in seen.moments.items()}
+            peaks = {n: jnp.maximum(p, peaks[n]) if peaks else p for n, p in seen.peaks.items()}
+        return moments, peaks
 
     def _head(self, params: Params) -> Params:
         shapes = self._shapes("", ("head",))
         if not shapes:
             return params
-        moments = sum_moments(self._states)
+        moments = reduce(jnp.add, (second_moments(x) for x in self._states))
         named = {f"head.{name}": values for name, values in params.items()}
         named = _round_projections(named, {"head": moments}, shapes, self.recipe)
+        if self.recipe.ranges != "dynamic":
+            sizes = np.abs(np.stack([np.asarray(x, np.float32) for x in self._states]))
+            counts, _ = np.histogram(sizes, NUM_BINS, (0, float(sizes.max())))
+            scale = self._input_scale(counts.astype(np.float64), float(sizes.max()))
+            named[f"head.{INPUT_SCALE}"] = scale
         return {name.removeprefix("head."): values for name, values in named.items()}
 
     def _shapes(self, prefix: str, names: Iterable[str]) -> dict[str, Shape]:
         forms = {name: self.config.weight_format(prefix + name) for name in names}
         symmetric = self.recipe.symmetric
         return {n: shape_of(form, symmetric=symmetric) for n, form in forms.items() if form}
-
-
-def sum_moments(states: Iterable[Float[Array, "T K"]]) -> Float32[Array, "K K"]:
-    """The sum of x.T @ x over pieces of text."""
-    return sum((second_moments(x) for x in states), start=jnp.zeros((), jnp.float32))
 
 
 def _round_projections(

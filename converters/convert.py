@@ -87,6 +87,7 @@ def _plan(src: Path, config: ModelConfig, recipe: Recipe) -> str:
         "group_bytes": param_files.GROUP_BYTES,
         "source": [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats],
         "config": to_hf(config),
-        "recipe": [recipe.method, recipe.symmetric, [text.tolist() for text in recipe.texts]],
+        "recipe": [recipe.method, recipe.symmetric, recipe.ranges],
+        "texts": [text.tolist() for text in recipe.texts],
     }
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()

@@ -48,7 +48,7 @@ def quantized(
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Replace dense kernels [in, out] by the parameters of their format; pass on all others."""
     assert config.quantization is not None
-    recipe.check_kind(config.quantization.kind)
+    recipe.check(config.quantization)
     if recipe.texts:
         yield from calibrated(tensors, config, recipe)
         return

@@ -50,15 +50,19 @@ def w8a8_matmul(
     x: Float[Array, "T K"],
     kernel: Int8[Array, "N K"],
     scale: Float32[Array, " N"],
+    input_scale: Float32[Array, " 1"] | None = None,
     *,
     implementation: Implementation | None = None,
 ) -> Float[Array, "T N"]:
-    """int8 weights times int8 activations; every token gets its scale here."""
+    """int8 weights times int8 activations; every token gets its scale here, or all are given one.
+
+    What a given scale cannot hold is cut off.
+    """
     if _is_for_triton(x, implementation):
-        values, row_scale = reference.quantize_rows(x, reference.INT8_MAX)
+        values, row_scale = reference.quantize_rows(x, reference.INT8_MAX, input_scale)
         rows = jnp.round(values).astype(jnp.int8)
         return narrow_matmul(rows, kernel, scale, row_scale[:, 0], dtype=x.dtype)
-    return reference.w8a8_matmul(x, kernel, scale)
+    return reference.w8a8_matmul(x, kernel, scale, input_scale)
 
 
 def fp8_matmul(

@@ -41,10 +41,13 @@ def int4_matmul(
 
 
 def w8a8_matmul(
-    x: Float[Array, "T K"], kernel: Int8[Array, "N K"], scale: Float32[Array, " N"]
+    x: Float[Array, "T K"],
+    kernel: Int8[Array, "N K"],
+    scale: Float32[Array, " N"],
+    input_scale: Float32[Array, " 1"] | None = None,
 ) -> Float[Array, "T N"]:
-    """The product of int8 weights with int8 activations, which get a scale per token here."""
-    values, row_scale = quantize_rows(x, INT8_MAX)
+    """The product of int8 weights with int8 activations, whose scale is per token or given."""
+    values, row_scale = quantize_rows(x, INT8_MAX, input_scale)
     rounded = jnp.round(values).astype(jnp.int8)
     y = lax.dot_general(rounded, kernel, CONTRACT_LAST, preferred_element_type=jnp.int32)
     return (y.astype(jnp.float32) * row_scale * scale[None, :]).astype(x.dtype)
@@ -65,12 +68,18 @@ CONTRACT_LAST = (((1,), (1,)), ((), ()))
 
 
 def quantize_rows(
-    x: Float[Array, "T K"], largest: float
+    x: Float[Array, "T K"], largest: float, given: Float32[Array, " 1"] | None = None
 ) -> tuple[Float32[Array, "T K"], Float32[Array, "T 1"]]:
-    """Scale every row to fit [-largest, largest]; returns values not yet rounded, and scales."""
+    """Scale every row to fit [-largest, largest]; returns values not yet rounded, and scales.
+
+    With a `given` scale all rows have that, and values outside the range are cut off.
+    """
     x = x.astype(jnp.float32)
-    peak = jnp.max(jnp.abs(x), axis=1, keepdims=True)
-    scale = jnp.maximum(peak / largest, SMALLEST_SCALE)
+    if given is None:
+        peak = jnp.max(jnp.abs(x), axis=1, keepdims=True)
+        scale = jnp.maximum(peak / largest, SMALLEST_SCALE)
+    else:
+        scale = jnp.broadcast_to(given[None, :], (x.shape[0], 1))
     return jnp.clip(x / scale, -largest, largest), scale
 
 

@@ -98,6 +98,7 @@ def _quantization(config: Mapping[str, Any]) -> Quantization | None:
             group_size=int(block["group_size"]),
             keep=keep,
             act_order=bool(block.get("act_order", False)),
+            static_activations=bool(block.get("static_activations", False)),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidRequestError(f"quantization_config is broken: {error!r}") from error

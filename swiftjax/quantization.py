@@ -22,11 +22,13 @@ class WeightFormat:
     """How one projection is stored; `group_size` inputs share a scale (int4 only, else 0).
 
     With `act_order` the kernel's inputs stand in an order of their own, which is stored beside it.
+    With `static` (w8a8) there is one stored scale for all activations instead of one per token.
     """
 
     kind: QuantType
     group_size: int = 0
     act_order: bool = False
+    static: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,19 +37,25 @@ class Quantization:
 
     Names are those of the parameters without `.kernel`: `layers.3.mlp.down`, `head`; a star stands
     for any characters. Norms and embeddings are never quantised. `act_order` (int4 only) is what
-    GPTQ calls grouping inputs by their importance: groups are no neighbours. Raises
-    InvalidRequestError for a type or group size that does not exist.
+    GPTQ calls grouping inputs by their importance: groups are no neighbours. `static_activations`
+    (w8a8 only) are scaled by numbers that a text gave beforehand. Raises InvalidRequestError for
+    a type or group size that does not exist.
     """
 
     kind: QuantType
     group_size: int = 128
     keep: tuple[str, ...] = ("head",)
     act_order: bool = False
+    static_activations: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in QUANT_TYPES:
             raise InvalidRequestError(
                 f"quantisation {self.kind!r:.80} is unknown; choose one of {', '.join(QUANT_TYPES)}"
+            )
+        if self.static_activations and self.kind != "w8a8":
+            raise InvalidRequestError(
+                f"static activation scales belong to w8a8, not to {self.kind}: leave one out"
             )
         if self.group_size not in GROUP_SIZES:
             raise InvalidRequestError(
@@ -60,5 +68,5 @@ class Quantization:
         if any(fnmatchcase(name, pattern) for pattern in self.keep):
             return None
         if self.kind != "int4":
-            return WeightFormat(kind=self.kind)
+            return WeightFormat(kind=self.kind, static=self.static_activations)
         return WeightFormat(kind="int4", group_size=self.group_size, act_order=self.act_order)

@@ -10,9 +10,11 @@ from swiftjax.cli.options import MODEL_HELP, Quiet
 from swiftjax.cli.reporting import print_line
 from swiftjax.cli.rounding import (
     NEAREST,
+    ActivationRange,
     Calib,
     CalibTokens,
     Method,
+    RangeName,
     Rounding,
     Symmetric,
     read_recipe,
@@ -71,6 +73,7 @@ def convert(
     ] = None,
     method: Method = "rtn",
     symmetric: Symmetric = False,
+    activation_range: ActivationRange = "dynamic",
     calib: Calib = None,
     calib_tokens: CalibTokens = 16384,
     force: Annotated[
@@ -91,8 +94,8 @@ def convert(
         resolve_model(str(source)),
         target,
         dtype=_dtype(dtype, quant_type),
-        quantization=_quantization(quant_type, group_size, keep),
-        rounding=Rounding(method, symmetric, calib, calib_tokens),
+        quantization=_quantization(quant_type, group_size, keep, activation_range),
+        rounding=Rounding(method, symmetric, activation_range, calib, calib_tokens),
         force=force,
         quiet=quiet,
     )
@@ -153,9 +156,12 @@ def _dtype(dtype: Dtype | None, quant_type: ConvertType) -> Dtype | None:
 
 
 def _quantization(
-    quant_type: ConvertType, group_size: int, keep: list[str] | None
+    quant_type: ConvertType, group_size: int, keep: list[str] | None, ranges: RangeName
 ) -> Quantization | None:
     if quant_type in ("none", "fp16", "bf16"):
         return None
     kept = ("head",) if keep is None else tuple(keep)
-    return Quantization(kind=quant_type, group_size=group_size, keep=kept)
+    static = ranges != "dynamic"
+    return Quantization(
+        kind=quant_type, group_size=group_size, keep=kept, static_activations=static
+    )

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 PIECE = 512  # tokens of a piece of calibration text, or the model's context if that is shorter
 
 MethodName = Literal["rtn", "awq", "gptq"]
+RangeName = Literal["dynamic", "kl", "percentile"]
 Method = Annotated[
     MethodName,
     typer.Option(help="How weights are rounded; awq and gptq need --calib. docs/quantisation.md."),
@@ -37,16 +38,25 @@ Calib = Annotated[
 CalibTokens = Annotated[int, typer.Option(help="Read so many tokens of it.")]
 
 
+ActivationRange = Annotated[
+    RangeName,
+    typer.Option(
+        help="w8a8: a scale for every token, or one for all, which the text of --calib gives."
+    ),
+]
+
+
 class Rounding(NamedTuple):
     """What the options say."""
 
     method: MethodName
     symmetric: bool
+    ranges: RangeName
     calib: Path | None
     calib_tokens: int
 
 
-NEAREST = Rounding("rtn", False, None, 0)
+NEAREST = Rounding("rtn", False, "dynamic", None, 0)
 
 
 def read_recipe(rounding: Rounding, source: Path, quantization: Quantization | None) -> "Recipe":
@@ -58,13 +68,17 @@ def read_recipe(rounding: Rounding, source: Path, quantization: Quantization | N
 
     if quantization is None and rounding != NEAREST._replace(calib_tokens=rounding.calib_tokens):
         raise InvalidRequestError(
-            "--method, --symmetric and --calib say how weights are rounded: give --quant-type too"
+            "--method, --symmetric, --activation-range and --calib say how a model is quantised: "
+            "give --quant-type too"
         )
     if rounding.calib is None:
-        return Recipe(method=rounding.method, symmetric=rounding.symmetric)
+        return Recipe(method=rounding.method, symmetric=rounding.symmetric, ranges=rounding.ranges)
     text = read_text(rounding.calib)
     opened = open_checkpoint(source, dtype=None)
     tokenizer = Tokenizer(opened.tokenizer_files, max_chars=1 << 26)
     length = min(PIECE, opened.config.max_position)
     pieces = cut_text(text, tokenizer, length=length, num_tokens=rounding.calib_tokens)
-    return Recipe(method=rounding.method, symmetric=rounding.symmetric, texts=tuple(pieces))
+    return Recipe(
+        method=rounding.method, symmetric=rounding.symmetric, ranges=rounding.ranges,
+        texts=tuple(pieces),
+    )  # fmt: skip

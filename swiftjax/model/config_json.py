@@ -80,6 +80,7 @@ def _quantization(quantization: Quantization | None) -> dict[str, Any]:
             "kind": quantization.kind,
             "group_size": quantization.group_size,
             "keep": list(quantization.keep),
+            "static_activations": quantization.static_activations,
             "act_order": quantization.act_order,
         }
     }

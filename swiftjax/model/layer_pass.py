@@ -24,6 +24,7 @@ from swiftjax.model.llama import Block, LayerInputs, layer_inputs
 from swiftjax.model.rope import make_rope_table
 from swiftjax.model.text_pass import PAGE_SIZE, check_length, text_batch
 
+SMALLEST_PEAK = 1e-30  # of inputs that are all zero
 # The projections of a layer by their names in it, in the order of computation.
 PROJECTIONS = ("attention.qkv", "attention.output", "mlp.gate_up", "mlp.down")
 
@@ -68,6 +69,19 @@ class LayerPass:
         structure, weights = self._split(layer, params)
         return _observe(structure, weights, x, self._keys, self._values, self._inputs)
 
+    def histograms(
+        self,
+        layer: int,
+        params: Mapping[str, Array],
+        x: Float[Array, "T D"],
+        peaks: dict[str, Float32[Array, ""]],
+        num_bins: int,
+    ) -> dict[str, Int32[Array, " bins"]]:
+        """Count absolute inputs of each projection in equal bins from zero to its peak."""
+        structure, weights = self._split(layer, params)
+        arrays = (x, self._keys, self._values, self._inputs, peaks)
+        return _count(structure, num_bins, weights, *arrays)
+
     def run(
         self, layer: int, params: Mapping[str, Array], x: Float[Array, "T D"]
     ) -> Float[Array, "T D"]:
@@ -109,7 +123,39 @@ def _run(
 def _observe(
     structure: Any, weights: Any, x: Array, keys: Array, values: Array, inputs: LayerInputs
 ) -> Observed:
-    block = nnx.merge(structure, weights)
+    hidden, inputs_of = _tapped(nnx.merge(structure, weights), x, keys, values, inputs)
+    return Observed(
+        hidden,
+        {name: second_moments(seen) for name, seen in inputs_of.items()},
+        {name: jnp.abs(seen).max() for name, seen in inputs_of.items()},
+    )
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _count(
+    structure: Any,
+    num_bins: int,
+    weights: Any,
+    x: Array,
+    keys: Array,
+    values: Array,
+    inputs: LayerInputs,
+    peaks: dict[str, Array],
+) -> dict[str, Array]:
+    _, inputs_of = _tapped(nnx.merge(structure, weights), x, keys, values, inputs)
+
+    def count(seen: Array, peak: Array) -> Array:
+        places = jnp.abs(seen) / jnp.maximum(peak, SMALLEST_PEAK) * num_bins
+        bins = jnp.minimum(places.astype(jnp.int32), num_bins - 1)
+        return jnp.zeros(num_bins, jnp.int32).at[bins.reshape(-1)].add(1)
+
+    return {name: count(seen, peaks[name]) for name, seen in inputs_of.items()}
+
+
+def _tapped(
+    block: Block, x: Array, keys: Array, values: Array, inputs: LayerInputs
+) -> tuple[Array, dict[str, Array]]:
+    """Run a block; gives what it makes, and what its projections were given, in float32."""
     taps = {}
     for name in PROJECTIONS:
         folder, attribute = name.split(".")
@@ -117,12 +163,7 @@ def _observe(
         taps[name] = _Tap(getattr(parent, attribute))
         setattr(parent, attribute, taps[name])
     hidden = block(x, keys, values, inputs)[0]
-    inputs_of = {name: tap.seen[0].astype(jnp.float32) for name, tap in taps.items()}
-    return Observed(
-        hidden,
-        {name: second_moments(seen) for name, seen in inputs_of.items()},
-        {name: jnp.abs(seen).max() for name, seen in inputs_of.items()},
-    )
+    return hidden, {name: tap.seen[0].astype(jnp.float32) for name, tap in taps.items()}
 
 
 def second_moments(x: Float[Array, "T K"]) -> Float32[Array, "K K"]:

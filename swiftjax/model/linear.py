@@ -32,7 +32,8 @@ def packed_params(form: WeightFormat, in_dim: int, out_dim: int) -> dict[str, ja
             "kernel_zero": jax.ShapeDtypeStruct((groups, out_dim), jnp.uint8),
         }
     stored = jnp.float8_e4m3fn if form.kind == "fp8" else jnp.int8
-    return {
+    input_scale = {"kernel_input_scale": jax.ShapeDtypeStruct((1,), jnp.float32)}
+    return (input_scale if form.static else {}) | {
         "kernel": jax.ShapeDtypeStruct((out_dim, in_dim), stored),
         "kernel_scale": jax.ShapeDtypeStruct((out_dim,), jnp.float32),
     }
@@ -63,6 +64,7 @@ class Linear(nnx.Module):
         self.kernel_scale = parts.get("kernel_scale")
         self.kernel_zero = parts.get("kernel_zero")
         self.kernel_order = parts.get("kernel_order")
+        self.kernel_input_scale = parts.get("kernel_input_scale")
         self.bias = nnx.Param(jnp.zeros((out_dim,), dtype)) if use_bias else None
 
     def __call__(
@@ -85,6 +87,9 @@ class Linear(nnx.Module):
         kernel, scale = self.kernel[...], self.kernel_scale[...]
         if self.kernel_order is not None:
             x = x.at[:, self.kernel_order[...]].get(mode="clip")
+        if self.kernel_input_scale is not None:
+            static = self.kernel_input_scale[...]
+            return kernels.w8a8_matmul(x, kernel, scale, static, implementation=implementation)
         if self.kernel_zero is None:
             return _MATMULS[form.kind](x, kernel, scale, implementation=implementation)
         return kernels.int4_matmul(

@@ -19,6 +19,7 @@ from swiftjax.model.llama import Llama
 # Standard deviations of evenly distributed codes: -127..127, 0..15, and a normal one of e4m3.
 CODE_SPREAD = {"int8": 73.3, "int32": 4.61, "float8_e4m3fn": 1.0}
 MIDDLE_CODE = 8
+INPUT_SCALE = 4 / 127  # of inputs with a standard deviation of one
 
 
 def abstract_params(config: ModelConfig, dtype: jnp.dtype) -> dict[str, jax.ShapeDtypeStruct]:
@@ -49,6 +50,8 @@ def random_params(config: ModelConfig, dtype: jnp.dtype, seed: int = 0) -> dict[
             params[name] = jnp.full(like.shape, 1 / spread, like.dtype)
         elif name.endswith(".kernel_zero"):
             params[name] = jnp.full(like.shape, MIDDLE_CODE, like.dtype)
+        elif name.endswith(".kernel_input_scale"):
+            params[name] = jnp.full(like.shape, INPUT_SCALE, like.dtype)
         elif name.endswith(".kernel_order"):
             params[name] = jax.random.permutation(key, jnp.arange(like.shape[0], dtype=like.dtype))
         elif like.dtype in (jnp.int8, jnp.int32):

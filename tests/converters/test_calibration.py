@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from swiftjax.converters.activation_ranges import Range, choose_range, divergence_if_cut
 from swiftjax.converters.awq import scale_layer
 from swiftjax.converters.calibration import METHODS, Method, Recipe, round_matrix
 from swiftjax.converters.convert import convert
@@ -169,11 +170,62 @@ def test_whole_model(tmp_path: Path, kind: QuantType, method: Method) -> None:
     assert 0 < error < (0.4 if kind == "int4" else 0.04)
 
 
+def test_ranges_of_histograms() -> None:
+    """A bell that ends near bin 200, and one value ten times as large: it is cut off."""
+    counts = np.floor(1e5 * np.exp(-((np.arange(2048) / 60) ** 2)))
+    counts[-1] = 1
+    assert 150 < choose_range(counts, 2048.0, "percentile") < 180
+    assert 180 < choose_range(counts, 2048.0, "kl") < 220
+    even = np.full(2048, 10.0)
+    assert choose_range(even, 3.0, "kl") == pytest.approx(3.0)
+    assert choose_range(even, 3.0, "percentile") == pytest.approx(3.0, rel=1e-3)
+    assert choose_range(np.zeros(2048), 0.0, "kl") == 0.0
+
+
+def test_divergence_is_the_textbook_sum() -> None:
+    """256 bins in 128 levels of two: pairs are averaged, the tail joins the last bin."""
+    rng = np.random.default_rng(0)
+    counts = rng.integers(1, 9, 300).astype(np.float64)
+    before = counts[:256].copy()
+    after = np.repeat(before.reshape(128, 2).mean(axis=1), 2)
+    before[-1] += counts[256:].sum()
+    p, q = before / before.sum(), after / after.sum()
+    assert divergence_if_cut(counts, 256) == pytest.approx((p * np.log(p / q)).sum())
+
+
+@pytest.mark.parametrize("ranges", ["kl", "percentile"])
+def test_static_activation_scales(tmp_path: Path, ranges: Range) -> None:
+    """One stored scale per projection, whose range is near the inputs that the text gives."""
+    source = write_checkpoint(tmp_path / "hf", tiny_config())
+    asked = Quantization(kind="w8a8", keep=(), static_activations=True)
+    recipe = Recipe(ranges=ranges, texts=texts())
+    convert(source, tmp_path / "native", dtype=None, quantization=asked, recipe=recipe)
+    stored = load_checkpoint(tmp_path / "native", dtype=None)
+    assert stored.config.quantization == asked
+    scales = {n: float(x[0]) for n, x in stored.params.items() if n.endswith("input_scale")}
+    assert len(scales) == 9
+    dense = load_checkpoint(source, dtype=None)
+    runs = LayerPass(dense.config, length=48, implementation="xla")
+    first = {n[9:]: x for n, x in dense.params.items() if n.startswith("layers.0.")}
+    embedded = [runs.embed(dense.params["embed.embedding"], piece) for piece in texts()]
+    peaks = [float(runs.observe(0, first, x).peaks["attention.qkv"]) for x in embedded]
+    kept = scales["layers.0.attention.qkv.kernel_input_scale"] * 127
+    assert 0.3 * max(peaks) < kept <= 1.0001 * max(peaks)
+    ids = texts()[0].tolist()
+    logits = forward_logits(dense.config, dense.params, ids)
+    error = np.std(forward_logits(stored.config, stored.params, ids) - logits) / np.std(logits)
+    assert 0 < error < 0.1
+    with pytest.raises(InvalidRequestError, match="come from a calibration text"):
+        load_checkpoint(source, dtype=None, quantization=asked)
+
+
 def test_recipes_that_make_no_sense_are_refused(tmp_path: Path) -> None:
     source = write_checkpoint(tmp_path / "hf", tiny_config())
-    with pytest.raises(InvalidRequestError, match="gptq, with 0 pieces"):
+    with pytest.raises(
+        InvalidRequestError, match="gptq with dynamic ranges, and there are 0 pieces"
+    ):
         Recipe(method="gptq")
-    with pytest.raises(InvalidRequestError, match="rtn reads none"):
+    with pytest.raises(InvalidRequestError, match="anything else reads none"):
         Recipe(texts=texts())
     recipe = Recipe(method="gptq", texts=texts())
     opened = open_checkpoint(
