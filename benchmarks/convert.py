@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -93,15 +93,24 @@ def write_source(folder: Path, config: ModelConfig) -> int:
     return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
 
 
-def run_convert(source: Path, destination: Path, quant_type: str) -> tuple[float, float]:
-    """Seconds and the most GiB that the command held."""
+class Cost(NamedTuple):
+    """What a command took."""
+
+    seconds: float
+    cpu_seconds: float
+    peak_gib: float
+
+
+def run_convert(source: Path, destination: Path, quant_type: str) -> Cost:
+    """Run the command in a process of its own."""
     command = [sys.executable, "-m", "swiftjax.cli", "convert", str(source), str(destination)]
     start = time.perf_counter()
     process = subprocess.Popen([*command, "--quant-type", quant_type, "--quiet"])
     _, status, usage = os.wait4(process.pid, 0)
     if status != 0:
         raise SystemExit(f"convert ended with {os.waitstatus_to_exitcode(status)}")
-    return time.perf_counter() - start, usage.ru_maxrss * 1024 / GIB
+    cpu_seconds = usage.ru_utime + usage.ru_stime
+    return Cost(time.perf_counter() - start, cpu_seconds, usage.ru_maxrss * 1024 / GIB)
 
 
 def seconds_of(tensors: Iterator[object]) -> float:
@@ -142,7 +151,8 @@ def measure(folder: Path, config: ModelConfig, quant_types: list[str]) -> list[d
     records: list[dict[str, Any]] = []
     for kind in quant_types:
         place = folder / "native"
-        seconds, peak = run_convert(folder / "source", place, kind)
+        load = os.getloadavg()[0]
+        cost = run_convert(folder / "source", place, kind)
         bound = 3 * largest + 1
         native = NativeCheckpoint(place)
         written = sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
@@ -151,15 +161,17 @@ def measure(folder: Path, config: ModelConfig, quant_types: list[str]) -> list[d
         unverified = seconds_of(native.read(verify=False))
         records += [
             {
-                "workload": "convert", "quant_type": kind, "value": round(size / 1e9 / seconds, 3),
-                "unit": "GB/s of source", "seconds": round(seconds, 1),
+                "workload": "convert", "quant_type": kind, "unit": "GB/s of source",
+                "value": round(size / 1e9 / cost.seconds, 3),
+                "seconds": round(cost.seconds, 1), "cpu_seconds": round(cost.cpu_seconds, 1),
+                "load_average_before": round(load, 1),
                 "source_gb": round(size / 1e9, 2), "written_gb": round(written / 1e9, 2),
                 "disk_gb_per_s": round(disk, 3), "disk": "1 GiB written and flushed, before",
             },
             {
-                "workload": "convert memory", "quant_type": kind, "value": round(peak, 2),
+                "workload": "convert memory", "quant_type": kind, "value": round(cost.peak_gib, 2),
                 "unit": "GiB at most", "limit": round(bound, 2),
-                "fraction_of_limit": round(peak / bound, 3),
+                "fraction_of_limit": round(cost.peak_gib / bound, 3),
             },
             {
                 "workload": "load verified", "quant_type": kind,
