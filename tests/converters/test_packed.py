@@ -225,6 +225,7 @@ def test_logits_equal_those_of_the_dequantised_model(tmp_path: Path, name: str) 
         group_size=group_size,
         act_order=name == "gptq act-order",
     )
-    logits = forward_logits(loaded.config, loaded.params, IDS)
+    # The plain attention, which compiles fastest: what is looked at are the projections.
+    logits = forward_logits(loaded.config, loaded.params, IDS, implementation="reference")
     wanted = numpy_logits(config, plain, IDS, activations=rounded_rows(kind))
     assert np.abs(logits - wanted).max() < 1e-3
