@@ -71,7 +71,7 @@ def test_values_and_scales_move_together(kind: KVCacheDtype) -> None:
     before, swap = as_bytes(cache), KVSwap(cache)
     away = tuple(range(20))
     cache = swap.apply(cache, PageMoves(out=(PageMove("a", away),)))
-    swap.load_copy("b", swap.read_copy("a", 20))
+    swap.load_copy("b", 20, swap.read_copy("a", 20))
     moves = PageMoves(
         back=(PageMove("b", tuple(range(20, 40))),), copies=(PageCopy(39, 0),), drop=("a", "b")
     )
