@@ -6,6 +6,7 @@ CLI.
 
 import hashlib
 import json
+import os
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -80,8 +81,8 @@ def _tell(progress: Progress, num_bytes: int, done: int) -> None:
 
 def _plan(src: Path, config: ModelConfig, recipe: Recipe) -> str:
     """What makes two conversions the same: the source's files as they are now, and the outcome."""
-    files = sorted(path for path in src.iterdir() if path.is_file()) if src.is_dir() else [src]
-    stats = [(path.name, path.stat()) for path in files]
+    files = _visible_files(src) if src.is_dir() else [src]
+    stats = [(str(path.relative_to(src.parent)), path.stat()) for path in files]
     facts = {
         "version": FORMAT_VERSION,
         "group_bytes": param_files.GROUP_BYTES,
@@ -91,3 +92,12 @@ def _plan(src: Path, config: ModelConfig, recipe: Recipe) -> str:
         "texts": [text.tolist() for text in recipe.texts],
     }
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+def _visible_files(src: Path) -> list[Path]:
+    # Shards may lie in folders; what is hidden is no part of a model, but may be our own work.
+    found = []
+    for base, folders, files in os.walk(src):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [Path(base) / name for name in files if (Path(base) / name).is_file()]
+    return sorted(found)

@@ -83,10 +83,10 @@ def read_state_dict(data: bytes, where: str) -> dict[str, StridedView]:
     if not isinstance(value, dict):
         raise CheckpointError(f"{where} holds a {type(value).__name__}, not a dict of tensors")
     for name, tensor in value.items():
-        if not isinstance(name, str) or not isinstance(tensor, StridedView):
+        if not isinstance(tensor, StridedView):
             raise CheckpointError(
-                f"{where}: entry {str(name) if isinstance(name, str) else '?':.200} is no tensor "
-                f"but a {type(tensor).__name__}; only a plain state dict is read"
+                f"{where}: entry {name:.200} is no tensor but a {type(tensor).__name__}; only a "
+                "plain state dict is read"
             )
     return value
 
@@ -160,6 +160,8 @@ def _append(stack: list[Any], items: list[Any]) -> None:
 def _set_items(stack: list[Any], items: list[Any]) -> None:
     if len(items) % 2:
         raise ValueError("a key without a value")
+    for name in items[::2]:
+        _of_type(name, str)  # a tuple of tuples of itself takes for ever to hash
     _of_type(stack[-1], dict).update(zip(items[::2], items[1::2], strict=True))
 
 

@@ -142,8 +142,9 @@ def _check_scales(source: CheckpointSource, module: str, shape: tuple[int, int])
     if found is not None and found.dtype.kind in "fV":
         if found.shape in ((), (1,), (1, 1), (shape[0],), (shape[0], 1)):
             return 1
-        if len(found.shape) == 2 and found.shape[0] == shape[0] and shape[1] % found.shape[1] == 0:
-            return found.shape[1]
+        rows, groups = found.shape if len(found.shape) == 2 else (0, 0)
+        if rows == shape[0] and groups > 0 and shape[1] % groups == 0:
+            return groups
     raise CheckpointError(
         f"{source.path}: {module}.weight_scale is "
         f"{list(found.shape) if found else 'missing'}, which fits no weight of {list(shape)}"

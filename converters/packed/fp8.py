@@ -75,7 +75,7 @@ def read_fp8(source: CheckpointSource, module: str, block: tuple[int, int] | Non
     grid = _scale_shape(source, module, codes.shape, block)
     scales = source.read(f"{module}.{_scale_part(source, module)}").astype(np.float32)
     height, width = (-(-size // count) for size, count in zip(codes.shape, grid, strict=True))
-    if block is not None and scales.size > 1:
+    if block is not None and grid not in ((1, 1), (codes.shape[0], 1)):
         height, width = block
     rows = np.arange(codes.shape[0]) // height
     return CodedMatrix(

@@ -15,6 +15,7 @@ import pytest
 from swiftjax.converters import load
 from swiftjax.converters.convert import convert
 from swiftjax.converters.load import load_checkpoint
+from swiftjax.converters.safetensors_io import open_safetensors
 from swiftjax.errors import CheckpointError, UnsupportedError
 from swiftjax.model import checkpoint, param_files, unfinished
 from swiftjax.quantization import Quantization
@@ -167,13 +168,26 @@ def test_interrupted_quantising_reads_only_the_rest(
     assert_same(stored, load_checkpoint(source, dtype=None, quantization=asked))
 
 
-@pytest.mark.parametrize("change", ["dtype", "source", "journal"])
+def move_weights_to_a_folder(source: Path) -> None:
+    (source / "weights").mkdir(exist_ok=True)
+    file = (source / "model.safetensors").rename(source / "weights" / "a.safetensors")
+    index = {"weight_map": dict.fromkeys(open_safetensors(file), "weights/a.safetensors")}
+    (source / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize("change", ["dtype", "source", "folder", "journal"])
 def test_another_plan_begins_anew(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     interrupt, place = Interrupt(monkeypatch), tmp_path / "native"
+    if change == "folder":
+        move_weights_to_a_folder(source)
     with pytest.raises(KeyboardInterrupt):
         convert(source, place, dtype=None, progress=interrupt)
+    if change == "folder":
+        config, others = tiny_config(), tiny_tensors(tiny_config(), seed=5)
+        other = write_checkpoint(tmp_path / "other", config, others)
+        (other / "model.safetensors").rename(source / "weights" / "a.safetensors")
     if change == "source":
         write_checkpoint(source, tiny_config(), tiny_tensors(tiny_config(), seed=5))
     if change == "journal":

@@ -114,6 +114,11 @@ def test_what_no_format_holds_is_dequantised_and_said_so(
     assert again.config.quantization == Quantization(kind="int8")
 
 
+def test_a_scale_per_output_where_blocks_are_named(tmp_path: Path) -> None:
+    plain = write(tmp_path / "hf", BLOCK, packers.fp8("output", "weight_scale_inv"))
+    assert check(tmp_path / "hf", plain).config.quantization is not None
+
+
 def test_parts_that_differ_are_dequantised(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -175,3 +175,36 @@ def test_other_frameworks_are_refused_with_what_to_give(
     for path in (with_config, without, without / name):
         with pytest.raises(UnsupportedError, match=rf"{format_name}.*give the Hugging Face dir"):
             load_checkpoint(path, dtype=None)
+
+
+def test_archives_that_would_grow_when_they_are_read(tmp_path: Path) -> None:
+    """Nothing is unpacked, and sizes that the archive claims are held against the file."""
+    path = tmp_path / "x.bin"
+    for name in ("archive/data.pkl", "archive/byteorder"):
+        write_bin(path, ONE)
+        with zipfile.ZipFile(path) as archive:
+            files = {info.filename: archive.read(info) for info in archive.infolist()}
+        with zipfile.ZipFile(path, "w") as archive:
+            for file, data in files.items():
+                kind = zipfile.ZIP_DEFLATED if file == name else zipfile.ZIP_STORED
+                archive.writestr(file, data, kind)
+        with pytest.raises(CheckpointError, match=rf"{name}.*compressed or encrypted"):
+            open_torch(path)
+    whole = state_dict(ONE)
+    repeated = b"(" + number(2**30) + b"t(" + number(0) + b"t"
+    pickled = whole.replace(b"(" + number(3) + b"t(" + number(1) + b"t", repeated)
+    with pytest.raises(CheckpointError, match=r"\[1073741824\] repeats the 3 values"):
+        open_torch(write_bin(path, ONE, pickled=pickled))
+    pickled = whole.replace(number(3) + b"tQ", number(2**28) + b"tQ")
+    data = bytearray(write_bin(path, ONE, pickled=pickled).read_bytes())
+    entry = data.rindex(b"PK\x01\x02")  # of the only storage
+    data[entry + 20 : entry + 28] = 2 * (2**30).to_bytes(4, "little")
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError, match="storage '0' ends beyond the file"):
+        open_torch(path)
+
+
+def test_a_key_that_takes_for_ever_to_hash() -> None:
+    nested = b")" + b"q\x00h\x00\x86" * 64
+    with pytest.raises(CheckpointError, match="a tuple where a str has to be"):
+        read_state_dict(b"\x80\x02}" + nested + number(1) + b"s.", "x")
