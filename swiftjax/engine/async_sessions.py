@@ -192,12 +192,12 @@ class AsyncSessions:
         """Open one from a file, as `Engine.restore_session` does."""
         self._make_room()
         session_id = new_session_id()
-        done = await self.ask(LoadSession(session_id, str(path)))
-        assert done.state is not None
         try:
+            done = await self.ask(LoadSession(session_id, str(path)))
+            assert done.state is not None
             text = SessionText.of(self._engine_limits, session_id, done.state)
             return self.add(text, owner)
-        except SwiftJaxError:
+        except (SwiftJaxError, asyncio.CancelledError):  # whoever asked may be gone
             self.link.order_session(CloseSession(session_id))
             raise
 

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
+from swiftjax.engine.checks import check_int
 from swiftjax.engine.request_options import RequestOptions
 from swiftjax.engine.session_pages import SavedPages, SessionPages
 from swiftjax.engine.streaming import Streaming
@@ -102,7 +103,7 @@ def read_session(path: Path) -> SavedSession:
         raise InvalidRequestError(f"{path} was altered or cut since it was saved: its hash differs")
     try:
         return _parse(body)
-    except (ValueError, KeyError, TypeError, struct.error) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError, struct.error) as error:
         raise InvalidRequestError(f"{path} makes no sense: {error!r:.200}") from error
 
 
@@ -133,6 +134,7 @@ def _parse(body: memoryview) -> SavedSession:
     for name in ("page_size", "known", "num_dropped", "num_pages"):
         if type(header["pages"][name]) is not int:
             raise ValueError(f"{name} is {header['pages'][name]!r}")
+    check_int("seed", header["seed"], 0, 2**64 - 1)
     offset = start + length
 
     def take(dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:

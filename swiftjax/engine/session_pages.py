@@ -111,6 +111,7 @@ class SessionPages:
             )
         if not saved.num_pages:
             return
+        self._check(saved, len(token_ids), streaming is not None)
         kept = Kept(
             list(token_ids),
             saved.known,
@@ -119,7 +120,6 @@ class SessionPages:
             saved.salt,
             tuple(range(saved.num_pages)),
         )
-        self._check(kept)
         key = self._kept.new_key()
         try:
             self._store.load_copy(key, saved.num_pages, saved.chunks)
@@ -127,12 +127,12 @@ class SessionPages:
             raise InvalidRequestError(f"the session's pages do not fit: {error}") from error
         self._kept.store(session, kept, key)
 
-    def _check(self, kept: Kept) -> None:
+    def _check(self, saved: SavedPages, num_tokens: int, streams: bool) -> None:
         """What a consistent file can't get wrong, and a forged one could."""
-        pages = -(-kept.known // self._page_size) - kept.num_dropped
-        dropped = kept.num_dropped if kept.streaming else -kept.num_dropped
-        if not (0 < kept.known <= len(kept.token_ids) and pages == kept.num_pages and dropped >= 0):
+        pages = -(-saved.known // self._page_size) - saved.num_dropped
+        dropped = saved.num_dropped if streams else -saved.num_dropped
+        if not (0 < saved.known <= num_tokens and 0 < pages == saved.num_pages and dropped >= 0):
             raise InvalidRequestError(
-                f"the session says it has {kept.known} of {len(kept.token_ids)} tokens in "
-                f"{kept.num_pages} pages, {kept.num_dropped} given back: that cannot be"
+                f"the session says it has {saved.known} of {num_tokens} tokens in "
+                f"{saved.num_pages} pages, {saved.num_dropped} given back: that cannot be"
             )

@@ -1,5 +1,6 @@
 """Sessions of the blocking engine over a tiny model: turns go on exactly, wherever pages went."""
 
+import hashlib
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,7 +12,7 @@ import pytest
 from swiftjax import Engine, EngineConfig, GenerationConfig, Session, Streaming
 from swiftjax.build import build_core
 from swiftjax.config import KVCacheDtype, SessionLimits
-from swiftjax.engine.session_file import read_session, write_session
+from swiftjax.engine.session_file import SavedSession, read_session, write_session
 from swiftjax.errors import InvalidRequestError
 from tests.tiny_checkpoints import tiny_config, tiny_tensors, write_checkpoint
 
@@ -266,6 +267,33 @@ def test_what_was_altered_or_is_another_models_is_refused(
         engine.restore_session(tmp_path / "none")
     with pytest.raises(InvalidRequestError, match="cannot write"), engine.open_session() as session:
         session.save(tmp_path / "no" / "folder")
+
+
+def test_what_was_forged_with_a_right_hash_is_refused(engine: Engine, tmp_path: Path) -> None:
+    """Before anything of the size it claims is made."""
+    file = tmp_path / "talk.session"
+    with engine.open_session(streaming=STREAMING) as session:
+        session.append("Once")
+        session.generate(TEN)
+        session.save(file)
+    saved = read_session(file)
+    forged: list[tuple[dict[str, Any], Any]] = [
+        ({"num_pages": 10**13}, 1),
+        ({"num_pages": -5, "num_dropped": 6, "chunks": ()}, 1),
+        ({"known": 10**30}, 1),
+        ({}, 10**30),
+        ({}, "nothing"),
+    ]
+    for pages, seed in forged:
+        state = saved.state._replace(seed=seed)
+        write_session(file, SavedSession(state, saved.pages._replace(**pages)))
+        with pytest.raises(InvalidRequestError, match=r"talk\.session.*(cannot be|no sense)"):
+            engine.restore_session(file)
+    deep = b"[" * 100_000 + b"]" * 100_000
+    body = b"SwiftJAX session 1\n" + len(deep).to_bytes(8, "little") + deep
+    file.write_bytes(body + hashlib.sha256(body).digest())
+    with pytest.raises(InvalidRequestError, match="makes no sense"):
+        engine.restore_session(file)
 
 
 def test_what_a_session_cannot_do_is_refused_with_a_remedy(engine: Engine) -> None:
