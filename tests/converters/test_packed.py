@@ -199,6 +199,24 @@ def test_b034_zero_points_are_in_the_same_order_and_not_shifted() -> None:
     assert dequantized(AWQ, parts)[:, 0].tolist() == [7, 6, 5, 4, 3, 2, 1, 0]
 
 
+@pytest.mark.parametrize("is_named", [True, False])
+def test_compressed_tensors_may_name_the_group_of_every_input(is_named: bool) -> None:
+    """A weight_g_idx of -1 everywhere means neighbours, as if there were none."""
+    groups = np.arange(64) // 32
+    groups = np.random.default_rng(2).permutation(groups) if is_named else groups
+    values = np.random.default_rng(3).standard_normal((16, 64))
+    codes, scale, zero = packers.codes_of(values, groups, 4, symmetric=True)
+    parts: Tensors = {
+        "weight_packed": packers.words(codes, 4, axis=1),
+        "weight_scale": scale.T.astype(np.float16),
+        "weight_shape": np.array(values.shape),
+        "weight_g_idx": (groups if is_named else np.full(64, -1)).astype(np.int32),
+    }
+    wanted = (codes - zero[groups].T) * scale[groups].T
+    found = dequantized(compressed("pack-quantized", INT4), parts)
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-6)
+
+
 def rounded_rows(kind: str) -> Callable[[np.ndarray], np.ndarray]:
     """What a format does to activations: a scale per token."""
 
