@@ -191,7 +191,7 @@ class Engine:
         seed: int | None = None,
         options: RequestOptions = NO_OPTIONS,
     ) -> Session:
-        """Open a conversation that keeps its pages from turn to turn (docs/streaming.md)."""
+        """Open a conversation that keeps its pages from turn to turn (docs/sessions.md)."""
         limits = self._core.limits
         return self._session(SessionText(limits, streaming=streaming, seed=seed, options=options))
 

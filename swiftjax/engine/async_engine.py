@@ -124,7 +124,9 @@ class AsyncEngine:
         grammar = None
         if config.constraint is not None:
             grammar = await asyncio.to_thread(self._grammars.compile, config.constraint)
-        request = self._resolve(request_id, ids, config, options, arrival, timeout, grammar)
+        request = self._resolve(
+            request_id, ids, config, options, arrival, timeout, grammar, num_checked=len(ids)
+        )
         session.text.check_idle()  # nobody else came first while the grammar was compiled
         turn = Turn(session.text, request, session.end)
         session.begin()
@@ -219,6 +221,7 @@ class AsyncEngine:
         arrival: float,
         timeout: float | None,
         grammar: Grammar | None,
+        num_checked: int = 0,
     ) -> Request:
         return resolve_request(
             request_id or uuid.uuid4().hex,
@@ -233,6 +236,7 @@ class AsyncEngine:
             deadline=None if timeout is None else arrival + timeout,
             options=options,
             grammar=grammar,
+            num_checked=num_checked,
         )
 
     def _submit(self, request: Request, turn: Turn | None) -> Mailbox:

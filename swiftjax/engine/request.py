@@ -161,18 +161,21 @@ def resolve_request(
     deadline: float | None = None,
     options: RequestOptions = NO_OPTIONS,
     grammar: Grammar | None = None,
+    num_checked: int = 0,
 ) -> Request:
     """Check a prompt against the model's limits and fill in what the config leaves open.
 
-    `max_model_len` is the longest text for this config. Raises InvalidRequestError for an empty or
-    over-long prompt, ids outside the vocabulary, and streaming where the engine has it not.
+    `max_model_len` is the longest text for this config; of the prompt the first `num_checked` ids
+    are known to be in the vocabulary, which would take long to check in a text without end. Raises
+    InvalidRequestError for an empty or over-long prompt, ids outside the vocabulary, and streaming
+    where the engine has it not.
     """
     check_streams(generation.streaming, streams)
     check_label("request_id", request_id)
     prompt = tuple(prompt_token_ids)
     if not prompt:
         raise InvalidRequestError("the prompt is empty: give at least one token")
-    check_in_vocabulary("the prompt", prompt, vocab_size)
+    check_in_vocabulary("the prompt", prompt[num_checked:], vocab_size)
     check_room(len(prompt), max_model_len)
     room = max_model_len - len(prompt)
     eos = () if generation.ignore_eos else eos_token_ids
