@@ -65,6 +65,10 @@ $(BASE): pyproject.toml | $(VENV)/bin/python
 	$(VENV)/bin/python -m pip install --quiet --editable ".[base$(CUDA)]"
 	touch $@
 
+# uv takes a third of pip's time, but does not know pip's settings, which some networks need.
 $(DEV): pyproject.toml | $(VENV)/bin/python
-	$(VENV)/bin/python -m pip install --quiet --editable ".[dev$(CUDA)]"
+	$(VENV)/bin/python -m pip install --quiet uv
+	$(VENV)/bin/python -m uv pip install --quiet --compile-bytecode \
+		--python $(VENV)/bin/python --editable ".[dev$(CUDA)]" \
+		|| $(VENV)/bin/python -m pip install --quiet --editable ".[dev$(CUDA)]"
 	touch $@
