@@ -126,7 +126,7 @@ class GrpcServer:
         """Close the port and cut off what still runs."""
         await self._server.stop(STOP_GRACE_SECONDS)
 
-    async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
+    async def _set_health(self, status: int) -> None:
         await asyncio.gather(*(self._health.set(name, status) for name in SERVICES))
 
 

@@ -40,7 +40,7 @@ class Addresses(NamedTuple):
     with_tools: str
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def addresses(demo_checkpoint: Path) -> Iterator[Addresses]:
     """A server of the demo model on an event loop of its own."""
     config = EngineConfig(
@@ -84,7 +84,7 @@ async def listen(built: BuiltCore, engine: AsyncEngine) -> Listeners:
     return listeners
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def address(addresses: Addresses) -> str:
     """Where the demo model is served as it is."""
     return addresses.plain

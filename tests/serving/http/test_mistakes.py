@@ -132,6 +132,8 @@ def test_b069_huge_numbers_and_lists_cost_nothing() -> None:
     ]
 
     async def body(service: HttpService) -> None:
+        for text in ("a" * 10**7, ["a"] * 10**6):  # what the client keeps of its largest bodies
+            await service.refused(COMPLETE, {"prompt": "a", "stop": text})
         before = resident_bytes()
         for fields in bad:
             started = time.monotonic()
