@@ -69,7 +69,10 @@ class SequencePages:
         request = sequence.request
         is_same = kept.streaming == request.generation.streaming
         is_same &= kept.salt == self._salt(request) and not sequence.wants_prompt_scores
-        return kept.usable_len(sequence.token_ids, self._pool.page_size) if is_same else 0
+        known = kept.usable_len(sequence.token_ids, self._pool.page_size) if is_same else 0
+        num_own = self._pool.pages_for(known) - kept.num_dropped
+        # More pages than it may own can come from a file only.
+        return known if num_own <= sequence.max_pages else 0
 
     def _start_from(self, draft: PlanDraft, sequence: Sequence, kept: Kept, known: int) -> bool:
         """Take over the first `known` tokens of what its session kept."""

@@ -3,11 +3,13 @@
 import random
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 
 from swiftjax.engine.core import EngineCore
 from swiftjax.engine.kept_pages import KeptLimits
 from swiftjax.engine.request import GenerationConfig
+from swiftjax.engine.session_pages import SavedPages
 from swiftjax.engine.streaming import Streaming
 from tests.fakes import ContextRunner, context_oracle, make_fake_core, make_request
 
@@ -128,3 +130,23 @@ def test_a_turn_goes_on_as_if_nothing_had_been(seed: int, overlaps: bool) -> Non
     while core.has_work:
         core.step()
     assert core.stats().num_free_pages == PAGES and not runner.host
+
+
+def test_more_pages_than_a_sequence_may_own_are_not_taken_from_a_file() -> None:
+    """A forged file says that nothing was given back behind the sinks of a long text."""
+    runner = ContextRunner(VOCAB, PAGES, PAGE)
+    core = make_fake_core(
+        vocab_size=VOCAB, num_pages=PAGES, page_size=PAGE, max_model_len=160, runner=runner,
+        streams=True, kept=KeptLimits(30, 90),
+    )  # fmt: skip
+    tokens, streaming = [1] * 300, Streaming(sink=4, window=13)
+    chunks = (np.zeros((75, PAGE), np.int32),)
+    saved = SavedPages(runner.fingerprint(), PAGE, 299, 0, "", 75, chunks)
+    core.sessions.load("s", saved, tokens, streaming)
+    config = GenerationConfig(max_new_tokens=5, streaming=streaming)
+    core.submit(replace(make_request(core, tokens, config), session="s"))
+    found: list[int] = []
+    for _ in range(40):
+        for output in core.step():
+            found += output.token_ids
+    assert found == context_oracle(tokens, 5, VOCAB, 0, streaming)
