@@ -1,6 +1,5 @@
 """Streaming requests through the whole engine: same text in any company, a few pages for ever."""
 
-import statistics
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -108,7 +107,8 @@ def test_three_thousand_tokens_take_constant_pages_time_and_memory() -> None:
     assert set(in_use[50:-10]) <= {sinks + window, sinks + window + 1}
     assert max(in_use) <= STREAMING.most_pages(4)
     assert sizes[-1] - sizes[1] < 1000  # pages of 4 KiB
-    early, late = (statistics.median(times[i : i + 500]) for i in (500, 2500))
+    # Of 500 steps the 50 fastest are those that nothing else on the machine slowed down.
+    early, late = (sorted(times[i : i + 500])[50] for i in (500, 2500))
     assert late < 1.5 * early
 
 
