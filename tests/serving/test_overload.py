@@ -18,7 +18,7 @@ from swiftjax.serving.messages import describe_model
 from swiftjax.serving.proto import swiftjax_pb2 as pb
 from swiftjax.serving.proto import swiftjax_pb2_grpc as pb_grpc
 from swiftjax.serving.served import Served
-from tests.serving.harness import MODEL
+from tests.serving.harness import MODEL, until
 from tests.serving.test_process_link import start
 
 SECONDS = 150.0 if os.environ.get("SWIFTJAX_SOAK") else 5.0  # of each load
@@ -47,9 +47,10 @@ async def toy_server(watch: EngineWatch) -> AsyncIterator[pb_grpc.GenerationServ
     try:
         async with grpc.aio.insecure_channel(server.address) as channel:
             yield pb_grpc.GenerationServiceStub(channel)
-        stats = engine.stats()
-        assert not engine._mailboxes and stats.num_free_pages == stats.num_pages
-        assert len(os.listdir(f"/proc/{link.pid}/fd")) == num_files
+        # (What the last client read was told a moment before it was forgotten.)
+        await until(lambda: not engine._mailboxes)
+        await until(lambda: engine.stats().num_free_pages == engine.stats().num_pages)
+        await until(lambda: len(os.listdir(f"/proc/{link.pid}/fd")) == num_files)
     finally:
         await server.stop()
         await engine.close()
@@ -82,11 +83,12 @@ async def at_capacity(stub: pb_grpc.GenerationServiceStub, seen: Seen) -> None:
     """As many clients as there are places, each with its next request at once."""
     end = time.perf_counter() + SECONDS
 
-    async def client() -> None:
+    async def client(index: int) -> None:
+        await asyncio.sleep(2 * STEP * index)  # at once they would not find their places in the queue
         while time.perf_counter() < end:
             await ask(stub, seen)
 
-    await asyncio.gather(*(client() for _ in range(ROWS + QUEUE)))
+    await asyncio.gather(*(client(index) for index in range(ROWS + QUEUE)))
 
 
 async def overloaded(stub: pb_grpc.GenerationServiceStub, seen: Seen) -> None:
