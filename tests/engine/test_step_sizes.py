@@ -12,10 +12,11 @@ SIZES = (512, 768, 1024, 2048, 8192)
 _core = make_fake_core()
 
 
-def _draft(num_decodes: int) -> PlanDraft:
+def _draft(num_planned: int) -> PlanDraft:
+    """A step that holds so many tokens of somebody else."""
     draft = PlanDraft(SIZES[-1], step_sizes=SIZES)
-    for i in range(num_decodes):
-        draft.add(Sequence(make_request(_core, [1]), i), 1, samples=True)
+    if num_planned:
+        draft.add(Sequence(make_request(_core, [1]), 0), num_planned, samples=True)
     return draft
 
 
@@ -24,17 +25,17 @@ def _padded(num_tokens: int) -> int:
 
 
 @given(st.integers(0, 300), st.integers(2, 20_000))
-def test_a_cut_ends_at_a_step_size_and_never_costs_more(num_decodes: int, wanted: int) -> None:
-    draft = _draft(num_decodes)
+def test_a_cut_ends_at_a_step_size_and_never_costs_more(num_planned: int, wanted: int) -> None:
+    draft = _draft(num_planned)
     taken = draft.worth_computing(wanted)
     fitting = min(wanted, draft.budget)
     assert taken >= 1
     if taken == wanted:
         return
-    total, rest = num_decodes + taken, fitting - taken
+    total, rest = num_planned + taken, fitting - taken
     assert total in SIZES and rest > 0
-    alone = 0 if num_decodes else FIXED_COST + _padded(rest) - rest
-    assert total + rest + alone < _padded(num_decodes + fitting)
+    alone = 0 if num_planned else FIXED_COST + _padded(rest) - rest
+    assert total + rest + alone < _padded(num_planned + fitting)
 
 
 def test_beside_decodes_every_step_is_full() -> None:
