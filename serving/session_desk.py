@@ -5,6 +5,8 @@ Knows no messages and no bodies. The engine reads and writes the files; here is 
 
 import hashlib
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from swiftjax.engine.async_sessions import AsyncSession
@@ -21,13 +23,16 @@ def find_session(served: Served, session_id: str, owner: str) -> AsyncSession:
 
 async def save_session(served: Served, session_id: str, name: str, owner: str) -> None:
     """Write a session to a file of its caller, in place of an older one."""
-    session = find_session(served, session_id, owner)
-    await session.save(_file(served, name, owner))
+    session, path = find_session(served, session_id, owner), _file(served, name, owner)
+    with _called(path, name):
+        await session.save(path)
 
 
 async def restore_session(served: Served, name: str, owner: str) -> AsyncSession:
     """Open a session from a file of its caller; raises InvalidRequestError as `Engine` does."""
-    return await served.engine.sessions.restore(_file(served, name, owner), owner)
+    path = _file(served, name, owner)
+    with _called(path, name):
+        return await served.engine.sessions.restore(path, owner)
 
 
 def _file(served: Served, name: str, owner: str) -> Path:
@@ -43,3 +48,13 @@ def _file(served: Served, name: str, owner: str) -> Path:
     # So that nobody reads another key's conversations by guessing their names.
     whose = hashlib.sha256(owner.encode()).hexdigest()[:16] if owner else "all"
     return served.session_folder / f"{whose}-{name}.session"
+
+
+@contextmanager
+def _called(path: Path, name: str) -> Iterator[None]:
+    """Let errors name a file as its caller does: where it lies here is nobody's business."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        text = str(error).replace(str(path), f"session {name!r}")
+        raise InvalidRequestError(text) from error

@@ -80,8 +80,8 @@ class AsyncSession:
         """Append `content`, go on with the text, and yield, as `AsyncEngine.stream` does.
 
         The answer becomes part of the text. One that is not read to its end does as far as it was
-        made. A turn that was refused leaves the text as it was. `options` are this turn's, but for
-        the cache salt, which is the session's.
+        made. A turn that was refused, or left before the engine had it, leaves the text as it was.
+        `options` are this turn's, but for the cache salt, which is the session's.
         """
         async with self._claim():
             length, has_begun = len(self), False
@@ -95,7 +95,7 @@ class AsyncSession:
                     async for output in answers:
                         has_begun = True
                         yield output
-            except SwiftJaxError:
+            except (SwiftJaxError, asyncio.CancelledError):
                 if not has_begun and not self.text.is_busy:
                     del self.text.token_ids[length:]
                 raise

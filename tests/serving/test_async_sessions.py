@@ -1,6 +1,7 @@
 """Sessions of an AsyncEngine, its engine on a thread or in a process: texts, turns and owners."""
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 from swiftjax.config import SessionLimits
 from swiftjax.engine.async_engine import AsyncEngine
 from swiftjax.engine.async_sessions import AsyncSession
+from swiftjax.engine.constraint import Constraint
+from swiftjax.engine.grammar import Grammar
 from swiftjax.engine.request import GenerationConfig
 from swiftjax.engine.streaming import Streaming
 from swiftjax.errors import EngineDeadError, InvalidRequestError, NotFoundError, QueueFullError
@@ -182,5 +185,31 @@ def test_sessions_end_with_their_engine() -> None:
             engine.sessions.open()
         with pytest.raises(NotFoundError):
             await session.append("x")
+
+    run(body)
+
+
+def test_a_turn_left_before_the_engine_has_it_leaves_no_trace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def body(engine: AsyncEngine) -> None:
+        session = engine.sessions.open()
+        await session.append("a")
+        go_on, compile = threading.Event(), engine._grammars.compile
+
+        def slowly(constraint: Constraint) -> Grammar:
+            go_on.wait(5)
+            return compile(constraint)
+
+        monkeypatch.setattr(engine._grammars, "compile", slowly)
+        config = GenerationConfig(constraint=Constraint(kind="regex", text="x"))
+        turn = session.stream(config, content="bc")
+        reading = asyncio.create_task(anext(turn))  # type: ignore[arg-type]
+        await until(lambda: len(session) == 3)
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        go_on.set()
+        assert text_of(session) == "a"
+        assert await answer(session) == "bcdef"
 
     run(body)

@@ -82,7 +82,8 @@ def test_what_cannot_be_over_grpc_has_a_status(tmp_path: Path) -> None:
             code, details = await status_of(stub.SaveSession(save))
             assert code == invalid and "named" in details
         code, details = await status_of(stub.RestoreSession(pb.RestoreSessionRequest(name="no")))
-        assert code == invalid and "cannot read" in details
+        assert code == invalid and "cannot read session 'no'" in details
+        assert str(tmp_path) not in details
         assert not list(tmp_path.iterdir())
 
     run(body, tmp_path)
