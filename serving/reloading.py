@@ -45,13 +45,17 @@ class Reloading:
         try:
             await served.weights.read(path)
             if not await self._drain(CLOSED, seconds):
-                await self._open(served)
+                await self._open_if_alive(served)
                 raise DeadlineError(
                     f"calls still ran after {seconds:g} s; nothing was changed: give them longer"
                 )
             changed = served._replace(model=await served.weights.use())
-            if served.engine.is_alive:  # else whoever starts another one opens the gate
-                await self._open(changed)
+            await self._open_if_alive(changed)
         finally:
             self._is_busy = False
         return changed
+
+    async def _open_if_alive(self, served: Served) -> None:
+        """Let calls in again; where the engine has died, whoever starts another one does that."""
+        if served.engine.is_alive:
+            await self._open(served)

@@ -201,4 +201,9 @@ class _Orders:
             loop.put(Submit(replace(request, grammar=self._grammars.compile(constraint))))
         except SwiftJaxError as error:
             loop.put(Refused(request.request_id, Problem.of(error)))
-        self._compiling.discard(request.request_id)
+        except Exception as error:  # a bug, of which whoever waits for the answer must hear
+            logger.exception("a constraint could not be compiled")
+            bug = SwiftJaxError(f"a constraint could not be compiled: {type(error).__name__}")
+            loop.put(Refused(request.request_id, Problem.of(bug)))
+        finally:
+            self._compiling.discard(request.request_id)

@@ -1,7 +1,8 @@
 """An engine process over a fake runner: `python -m tests.serving.fake_engine FILE`.
 
 Its job is a JSON object: `core` has the arguments of make_core, `die_after` breaks it at that step,
-it takes `seconds` to build, and `refuse` is an error that it raises then. `path` names its weights.
+it takes `seconds` to build, and `refuse` is an error that it raises then. `path` names its weights;
+with `no_grammars` compiling one is a bug.
 """
 
 import json
@@ -9,8 +10,10 @@ import sys
 import time
 from typing import cast
 
+from swiftjax.engine.constraint import Constraint
 from swiftjax.engine.core import EngineCore
 from swiftjax.engine.engine_process import BuiltEngine, run_engine_process
+from swiftjax.engine.grammar import Grammar, GrammarCompiler
 from swiftjax.engine.link_messages import EngineInfo
 from swiftjax.engine.scheduler import Plan
 from swiftjax.errors import CheckpointError, InvalidRequestError
@@ -33,6 +36,15 @@ def break_after(core: EngineCore, num_steps: int) -> None:
         return schedule(now, in_flight=in_flight)
 
     core.scheduler.schedule = counted  # type: ignore[method-assign]
+
+
+def break_grammars() -> None:
+    """Let every compilation raise what nobody meant."""
+
+    def compile(self: GrammarCompiler, constraint: Constraint) -> Grammar:
+        raise MemoryError
+
+    GrammarCompiler.compile = compile  # type: ignore[method-assign]
 
 
 class FakeWeights:
@@ -60,6 +72,8 @@ def build(job: bytes) -> BuiltEngine:
     if "refuse" in asked:
         raise CheckpointError(asked["refuse"])
     core = make_core(**asked.get("core", {}))
+    if asked.get("no_grammars"):
+        break_grammars()
     if "die_after" in asked:
         break_after(core, asked["die_after"])
     weights = FakeWeights(core)

@@ -136,6 +136,17 @@ def test_an_abort_stays_behind_a_request_whose_grammar_is_being_compiled() -> No
     run(body, core={"delay": 0.001})
 
 
+def test_a_bug_of_the_compiler_there_is_told_to_who_waits() -> None:
+    async def body(engine: AsyncEngine, link: ProcessLink) -> None:
+        for _ in range(2):
+            with pytest.raises(SwiftJaxError, match="compiled: MemoryError"):
+                regex = Constraint(kind="regex", text="b")
+                await asyncio.wait_for(text_of(engine, "a", constraint=regex), 5)
+        assert await text_of(engine, "a", max_new_tokens=1) == "b"
+
+    run(body, no_grammars=True)
+
+
 def test_a_slow_reader_is_paused_and_an_idle_engine_blocks() -> None:
     async def body(engine: AsyncEngine, link: ProcessLink) -> None:
         stream = engine.stream("a", LONG)

@@ -5,13 +5,18 @@ import os
 import signal
 
 import grpc
+import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from swiftjax.engine.request import GenerationConfig
+from swiftjax.errors import DeadlineError
 from swiftjax.serving.client import Client
+from swiftjax.serving.gate import Gate
 from swiftjax.serving.proto import swiftjax_pb2 as pb
 from swiftjax.serving.proto import swiftjax_pb2_grpc as pb_grpc
-from tests.serving.harness import make_core, serving, status_of
+from swiftjax.serving.reloading import Reloading
+from swiftjax.serving.served import Served
+from tests.serving.harness import make_core, make_engine, serving, status_of
 from tests.serving.http.test_process import running
 from tests.serving.test_engine_restart import ask, engine_pids, until
 
@@ -75,3 +80,35 @@ def test_drained_servers_and_those_that_cannot_change_say_so() -> None:
         pb_grpc.AdminServiceStub(channel).Drain(pb.DrainRequest())
         code, details = reload(channel, "doubled")
         assert code == grpc.StatusCode.UNAVAILABLE and "no new calls" in details
+
+
+class FakeWeights:
+    """Anything can be read, and nothing changes."""
+
+    async def read(self, path: str) -> None:
+        """Take any."""
+
+    async def use(self) -> pb.GetModelResponse:
+        """Change nothing."""
+        return pb.GetModelResponse()
+
+
+def test_a_dead_engine_is_not_put_before_calls_again() -> None:
+    async def main() -> None:
+        opened: list[Served] = []
+
+        async def drain(reason: str, seconds: float) -> bool:
+            await engine.close()  # another one is being loaded from here on
+            return False
+
+        async def put(served: Served) -> None:
+            opened.append(served)
+
+        engine, gate = make_engine(make_core()), Gate()
+        gate.open()
+        served = Served(engine=engine, model=pb.GetModelResponse(), weights=FakeWeights())
+        with pytest.raises(DeadlineError):
+            await Reloading(gate, drain, put).run(served, "x", 0.0)
+        assert not opened
+
+    asyncio.run(main())
