@@ -174,8 +174,11 @@ class VllmService(pb_grpc.VllmEngineServicer):
 
     @contextmanager
     def _remembered(self, request_id: str) -> Iterator[None]:
-        """Know whose request it is for as long as it runs; the first to use an id has it."""
-        is_new = request_id not in self._callers
+        """Know whose request it is for as long as it runs; the first to use an id has it.
+
+        That may be a request that did not come through here, which nobody aborts through here.
+        """
+        is_new = request_id not in self._callers and not self._loaded().engine.has(request_id)
         if is_new:
             self._callers[request_id] = current_caller().name
         try:

@@ -165,6 +165,10 @@ class AsyncEngine:
             if not mailbox.engine_is_done:
                 self._link.abort(request.request_id)
 
+    def has(self, request_id: str) -> bool:
+        """Whether the engine may still speak of a request of this id."""
+        return request_id in self._mailboxes
+
     def abort(self, request_id: str) -> None:
         """End a request with finish_reason "abort"; an unknown id is ignored."""
         self._link.abort(request_id)

@@ -10,7 +10,9 @@ import logging
 import signal
 import socket
 import subprocess
+import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import cast
 
@@ -185,16 +187,19 @@ class ProcessLink(asyncio.Protocol):
         self._settle(EngineDeadError("the engine has ended; try again later"))
         if self._is_alive:
             self._is_alive = False
-            ending = self._loop.run_in_executor(None, self._wait_for_end)
-            ending.add_done_callback(lambda done: self._tell_end(done.result()))
+            # Not one of the loop's own threads: they may all be busy, and streams wait for this.
+            threading.Thread(
+                target=self._watch_end, name="swiftjax-engine-end", daemon=True
+            ).start()
 
-    def _wait_for_end(self) -> str:
+    def _watch_end(self) -> None:
         try:
-            status = self._process.wait(HANG_UP_SECONDS)
+            how = _how_it_ended(self._process.wait(HANG_UP_SECONDS))
         except subprocess.TimeoutExpired:
             self._process.kill()
-            status = self._process.wait()
-        return f"killed by {signal.Signals(-status).name}" if status < 0 else f"status {status}"
+            how = "it hung up"  # `close` waits for the rest, which may be long: it frees memory
+        with suppress(RuntimeError):  # the loop is closed: nobody is left to be told
+            self._loop.call_soon_threadsafe(self._tell_end, how)
 
     def _tell_end(self, how: str) -> None:
         reason = f"its process ended: {how}"
@@ -225,3 +230,10 @@ class ProcessLink(asyncio.Protocol):
             self._is_alive = False
         if self._receive is not None:
             self._receive(news)
+
+
+def _how_it_ended(status: int) -> str:
+    if status >= 0:
+        return f"status {status}"
+    names = {number.value: number.name for number in signal.Signals}
+    return f"killed by {names.get(-status, f'signal {-status}')}"

@@ -1,10 +1,15 @@
 """Whose request it is: aborts do not cross keys, turns and limits go by key."""
 
+import asyncio
+import threading
+
 import grpc
 import pytest
 from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 from smg_grpc_proto.generated import vllm_engine_pb2_grpc as vllm_grpc
 
+from swiftjax.engine.constraint import Constraint
+from swiftjax.engine.grammar import Grammar
 from swiftjax.engine.request import Request
 from swiftjax.serving.keys import KeyEntry
 from swiftjax.serving.proto import swiftjax_pb2 as pb
@@ -63,6 +68,40 @@ def test_an_id_that_is_in_use_stays_with_whom_has_it() -> None:
             await gateway.Abort(abort, metadata=bearer(KEY))
             await until(service.is_idle)
             mine.cancel()
+
+    run(body, keys=KEYS, delay=0.005)
+
+
+def test_who_names_the_id_of_another_while_a_grammar_is_compiled_cannot_abort_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def body(service: HttpService) -> None:
+        has_begun, go_on = threading.Event(), threading.Event()
+        compile = service.engine._grammars.compile
+
+        def slowly(constraint: Constraint) -> Grammar:
+            has_begun.set()
+            go_on.wait(5)
+            return compile(constraint)
+
+        monkeypatch.setattr(service.engine._grammars, "compile", slowly)
+        async with grpc.aio.insecure_channel(service.listeners.grpc.address) as channel:
+            gateway = vllm_grpc.VllmEngineStub(channel)
+            ours = pb_grpc.GenerationServiceStub(channel)
+            theirs = ours.Generate(long_request(request_id="theirs"), metadata=bearer(OTHER_KEY))
+            await anext(aiter(theirs))
+            request = ask("a", request_id="theirs", regex="b")
+            same = asyncio.create_task(status_of(gateway.Generate(request, metadata=bearer(KEY))))
+            await until(has_begun.is_set)
+            abort = vllm.AbortRequest(request_ids=["theirs"])
+            await gateway.Abort(abort, metadata=bearer(KEY))
+            num_steps = service.num_steps
+            await until(lambda: service.num_steps >= num_steps + 3)
+            assert service.engine.stats().num_running == 1
+            go_on.set()
+            assert (await same)[0] == grpc.StatusCode.INVALID_ARGUMENT
+            theirs.cancel()
+            await until(service.is_idle)
 
     run(body, keys=KEYS, delay=0.005)
 

@@ -5,8 +5,10 @@ import json
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -169,12 +171,16 @@ def cpu_seconds(pid: int) -> float:
 
 
 def test_p5_a_killed_engine_is_told_to_everybody_within_a_second() -> None:
+    go_on = threading.Event()  # until then all threads of the loop are busy
+
     async def body(engine: AsyncEngine, link: ProcessLink) -> None:
         streams = [engine.stream("a", LONG) for _ in range(8)]
         for stream in streams[:4]:
             await anext(stream)
         reads = [asyncio.create_task(anext(stream)) for stream in streams[4:]]  # type: ignore[arg-type]
-        await asyncio.sleep(0)
+        await until(lambda: len(engine._mailboxes) == 8)
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        busy = asyncio.get_running_loop().run_in_executor(None, go_on.wait, 5)
         os.kill(link.pid, signal.SIGKILL)
         started = time.monotonic()
         for stream in streams[:4]:
@@ -184,6 +190,8 @@ def test_p5_a_killed_engine_is_told_to_everybody_within_a_second() -> None:
         await asyncio.gather(*reads, return_exceptions=True)
         await engine.wait_ended()
         assert time.monotonic() - started < 1.0
+        go_on.set()
+        await busy
         with pytest.raises(EngineDeadError):
             await anext(engine.stream("a", LONG))
 
