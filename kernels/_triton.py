@@ -100,24 +100,18 @@ def exp2(x: jax.Array) -> jax.Array:
 
     `jnp.exp2` lowers to a library call that also keeps denormals: four instructions more each.
     """
-    if is_interpreted():
-        return jnp.exp2(x)
-    (out,) = plt.elementwise_inline_asm(
-        "ex2.approx.ftz.f32 $0, $1;",
-        args=[x],
-        constraints="=f,f",
-        pack=1,
-        result_shape_dtypes=[jax.ShapeDtypeStruct(x.shape, jnp.float32)],
-    )
-    return out
+    return jnp.exp2(x) if is_interpreted() else _instruction("ex2.approx.ftz.f32", x)
 
 
 def round_even(x: jax.Array) -> jax.Array:
     """Round float32 to whole numbers, ties to even ones: `jnp.round`, which does not lower."""
-    if is_interpreted():
-        return jnp.round(x)
+    return jnp.round(x) if is_interpreted() else _instruction("cvt.rni.f32.f32", x)
+
+
+def _instruction(name: str, x: jax.Array) -> jax.Array:
+    """One PTX instruction from float32 to float32."""
     (out,) = plt.elementwise_inline_asm(
-        "cvt.rni.f32.f32 $0, $1;",
+        f"{name} $0, $1;",
         args=[x],
         constraints="=f,f",
         pack=1,

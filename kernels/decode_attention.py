@@ -15,20 +15,18 @@ from jaxtyping import Array, Float, Int32
 
 from swiftjax.kernels import _triton, reference, xla_attention
 from swiftjax.kernels.implementation import Implementation, check_attention, choose_implementation
+from swiftjax.kernels.page_refs import load_pages, split_page_refs, value_dtype
 from swiftjax.kernels.paged_tile import (
     Keys,
     Ref,
     Softmax,
     accumulate,
     empty_softmax,
-    load_pages,
     load_rows,
     normalise,
     pl_range,
     score,
-    split_page_refs,
     store_rows,
-    value_dtype,
     walk,
 )
 from swiftjax.kernels.quantized_pages import Pages, QuantizedPages, page_arrays

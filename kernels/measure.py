@@ -14,11 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from swiftjax.kernels.decode_attention import decode_attention
-from swiftjax.kernels.implementation import Implementation
-from swiftjax.kernels.quantized_pages import Pages
-from swiftjax.kernels.ragged_attention import ragged_attention
-from swiftjax.kernels.write_kv import write_kv
+from swiftjax.kernels import Implementation, Pages, decode_attention, ragged_attention, write_kv
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, PAGE_SIZE = 32, 8, 128, 64
 SCALE = HEAD_DIM**-0.5

@@ -16,13 +16,8 @@ from jaxtyping import Array, Float, Int32
 
 from swiftjax.kernels import _triton, reference
 from swiftjax.kernels.implementation import Implementation, check_supported, choose_implementation
-from swiftjax.kernels.paged_tile import (
-    PageRefs,
-    Ref,
-    pl_range,
-    split_page_refs,
-    store_pages,
-)
+from swiftjax.kernels.page_refs import PageRefs, split_page_refs, store_pages
+from swiftjax.kernels.paged_tile import Ref, pl_range
 from swiftjax.kernels.quantized_pages import Pages, computed_dtype
 
 
