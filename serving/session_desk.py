@@ -17,7 +17,7 @@ _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 
 
 def find_session(served: Served, session_id: str, owner: str) -> AsyncSession:
-    """The open session of a caller; raises NotFoundError if there is none of this id."""
+    """The open session of a caller; raises UnknownSessionError if there is none of this id."""
     return served.engine.sessions.find(session_id, owner)
 
 

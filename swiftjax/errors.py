@@ -5,8 +5,10 @@ SwiftJaxError
 ├── UnauthenticatedError   the API key is missing or wrong
 ├── ForbiddenError         the API key lacks the right
 ├── NotFoundError          unknown model or adapter
+│   └── UnknownSessionError    no open session of this id is the caller's
 ├── DeadlineError          the deadline passed while the request was queued or running
-├── QueueFullError         the admission queue or a per-key limit is full
+├── QueueFullError         the admission queue is full
+│   └── KeyLimitError          one API key has too many requests at a time
 ├── NotReadyError          loading, warming up or draining
 ├── EngineDeadError        the engine ended; what it had not answered is lost
 ├── CheckpointError        a checkpoint is missing, broken or does not fit the model
@@ -34,6 +36,10 @@ class ForbiddenError(SwiftJaxError):
 
 class NotFoundError(SwiftJaxError):
     """Unknown model or adapter."""
+
+
+class UnknownSessionError(NotFoundError):
+    """No open session of this id is the caller's."""
 
 
 class DeadlineError(SwiftJaxError):

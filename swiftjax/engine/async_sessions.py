@@ -27,7 +27,12 @@ from swiftjax.engine.session import UNDER_WAY, SessionText, new_session_id
 from swiftjax.engine.session_asks import SessionAsks
 from swiftjax.engine.streaming import Streaming
 from swiftjax.engine.tokenizer import Tokenizer
-from swiftjax.errors import InvalidRequestError, NotFoundError, QueueFullError, SwiftJaxError
+from swiftjax.errors import (
+    InvalidRequestError,
+    QueueFullError,
+    SwiftJaxError,
+    UnknownSessionError,
+)
 
 
 class AsyncSession:
@@ -202,7 +207,7 @@ class AsyncSessions:
             raise
 
     def find(self, session_id: str, owner: str = "") -> AsyncSession:
-        """The session of an id; raises NotFoundError if it is closed or another owner's."""
+        """The session of an id; raises UnknownSessionError if it is closed or another owner's."""
         session = self._open.get(session_id)
         if session is None or session.owner != owner:
             raise _unknown(session_id)
@@ -268,5 +273,6 @@ class AsyncSessions:
         self.remove(oldest)
 
 
-def _unknown(session_id: str) -> NotFoundError:
-    return NotFoundError(f"no session {session_id!r:.80} is open: it was closed, or never was")
+def _unknown(session_id: str) -> UnknownSessionError:
+    text = f"no session {session_id!r:.80} is open: it was closed, or never was"
+    return UnknownSessionError(text)

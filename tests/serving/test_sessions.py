@@ -144,7 +144,9 @@ def test_what_cannot_be_over_http_has_a_status() -> None:
         ):
             response = await service.client.post(path, json=fields)
             assert response.status_code == status, response.text
-            assert word in http.error_of(response)["message"]
+            error = http.error_of(response)
+            assert word in error["message"]
+            assert (error["code"] == "session_not_found") == (status == 404)
 
     run_http(body, None)
 
