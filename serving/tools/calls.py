@@ -39,6 +39,7 @@ class CallReader:
         self._scanner: CallScanner | None = None
         self._is_told = False  # of the call that is being read: its name
         self._may_open = True  # of a format without an opening: a call may begin here
+        self._is_behind = False  # a call, and nothing but blanks and closings since
         self._rest = ""  # not decided yet
         self._before = ""  # what stood before the call that is being read, if it is one
         self._content: list[str] = []
@@ -84,14 +85,16 @@ class CallReader:
         if not scanner.is_done:
             return False
         self.num_calls += 1
+        self._is_behind = True
         self._end_call(may_open=True)
         return True
 
     def _give_up(self, scanner: CallScanner) -> None:
         if self._is_told:
             self.num_calls += 1  # what was told stays told
+            self._is_behind = True
         else:
-            self._content.append(self._before + scanner.raw)
+            self._tell(self._before + scanner.raw)
         self._end_call(may_open=False)
 
     def _end_call(self, *, may_open: bool) -> None:
@@ -100,7 +103,7 @@ class CallReader:
 
     def _find_tag(self) -> bool:
         """Text up to the next opening is contents; closings and blanks around calls are not."""
-        if self.num_calls:
+        if self._is_behind:
             text = self._rest.lstrip()
             if text.startswith(self._style.closing):
                 self._rest = text[len(self._style.closing) :]
@@ -141,12 +144,13 @@ class CallReader:
     def _tell(self, content: str) -> None:
         if content:
             self._content.append(content)
+            self._is_behind = False
 
     def _finish(self) -> None:
         if self._scanner is not None:
             self._give_up(self._scanner)
         self._rest = self._before + self._rest
-        if not self.num_calls or not self._style.closing.startswith(self._rest.strip()):
+        if not self._is_behind or not self._style.closing.startswith(self._rest.strip()):
             self._tell(self._rest)
         self._rest = ""
 

@@ -78,6 +78,7 @@ ANSWERS: list[tuple[ToolFormat, str, str, Calls]] = [
     (HERMES, '<tool_call>{"na', None, []),
     (HERMES, '<tool_call>{"name": "get", "arguments": {"a"', "", [("get", '{"a"')]),
     (HERMES, "a </tool_call> b", None, []),
+    (HERMES, f"{tag(GET)}a </tool_call> b", "a </tool_call> b", [("get", ARGUMENTS)]),
     (HERMES, LLAMA, None, []),
     (LLAMA3_JSON, LLAMA, "", [("get", '{"a": 1}')]),
     (LLAMA3_JSON, f" \n<|python_tag|>{LLAMA}; {LLAMA}\n", "", [("get", '{"a": 1}')] * 2),
