@@ -84,7 +84,7 @@ def sample(
     if masks is not None:
         changed = apply_masks(changed, masks)
     scaled = _scaled(changed, sampling)
-    kept = typical_mask(scaled, keep_mask(scaled, sortable(scaled), sampling), sampling)
+    kept = typical_mask(scaled, keep_mask(scaled, sortable(changed), sampling), sampling)
     token_ids = _draw(changed, scaled, kept, sampling)
     is_processed = sampling.processed > 0
     reported = jnp.where(is_processed[:, None], scaled, logits.wide)

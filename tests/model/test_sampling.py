@@ -217,3 +217,14 @@ def test_samplers_agree_bit_for_bit() -> None:
     equal(jax.jit(draw)(raw, batch), plain)
     batch.top_k[::3], batch.top_p[::2], batch.min_p[1::4] = 20, 0.8, 0.05
     equal(jax.jit(draw_filtered)(raw, batch), full(raw, batch, edits, counts))
+
+
+def test_scores_that_a_temperature_makes_equal_keep_their_order() -> None:
+    """In every sampler, whatever the neighbours of a row make of the batch."""
+    steps = np.float32(1.9).view(np.int32) + np.arange(65, dtype=np.int32)
+    neighbours = steps.view(np.float32)  # of which some give the same number when divided
+    logits = jnp.asarray(np.stack([neighbours[:-1], neighbours[1:]], axis=1))
+    raw, batch = Logits(logits, log_total(logits)), rows(64, temperature=1.7, top_k=1)
+    batch = jax.tree.map(jnp.asarray, batch)
+    assert draw_filtered(raw, batch).token_ids.all()
+    assert sample(raw, batch, empty_edits(64), empty_counts(1, 2)).token_ids.all()
