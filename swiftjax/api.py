@@ -163,7 +163,8 @@ class Engine:
         if len(given) != 1:
             raise InvalidRequestError("give either prompts or input_ids")
         items = _as_list(given[0])
-        requests = [self._resolve(p, generation_config, options) for p in items]
+        config = self._core.limits.completed(generation_config or GenerationConfig())
+        requests = [self._resolve(p, config, options) for p in items]
         request_ids = self._submit_all(requests, items)
         while not all(request_id in self._completed for request_id in request_ids):
             self.step()
@@ -178,7 +179,8 @@ class Engine:
         request_id: str | None = None,
     ) -> str:
         """Queue one request and return its id."""
-        return self._submit(self._resolve(prompt, gen_config, options, request_id), prompt)
+        config = self._core.limits.completed(gen_config or GenerationConfig())
+        return self._submit(self._resolve(prompt, config, options, request_id), prompt)
 
     def abort_request(self, request_id: str) -> None:
         """End a request; what it made so far comes out as completed, with reason "abort"."""
@@ -193,6 +195,7 @@ class Engine:
     ) -> Session:
         """Open a conversation that keeps its pages from turn to turn (docs/sessions.md)."""
         limits = self._core.limits
+        streaming = streaming or limits.default_streaming
         return self._session(SessionText(limits, streaming=streaming, seed=seed, options=options))
 
     def restore_session(self, path: str | Path) -> Session:
@@ -272,11 +275,11 @@ class Engine:
     def _resolve(
         self,
         prompt: Prompt,
-        config: GenerationConfig | None,
+        config: GenerationConfig,
         options: RequestOptions,
         request_id: str | None = None,
     ) -> Request:
-        config, limits = config or GenerationConfig(), self._core.limits
+        limits = self._core.limits
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         constraint = config.constraint
         return resolve_request(

@@ -24,7 +24,7 @@ from swiftjax.engine.preemption import PreemptionCosts
 from swiftjax.engine.request import Request
 from swiftjax.engine.rows import RowTable
 from swiftjax.engine.scheduler import Scheduler
-from swiftjax.engine.streaming import MAX_STREAM_LEN
+from swiftjax.engine.streaming import MAX_STREAM_LEN, Streaming
 from swiftjax.engine.tokenizer import Tokenizer
 from swiftjax.engine.tracer import Tracer, check_writable
 from swiftjax.errors import InvalidRequestError, UnsupportedError
@@ -98,6 +98,7 @@ def build_core(
     check_kv_cache_dtype(config.kv_cache_dtype)
     opened = open_model(config)
     model = opened.config
+    default_streaming = _default_streaming(config)
     if config.streaming:
         check_streaming(model)
     sizes = choose_sizes(config, model)
@@ -132,7 +133,9 @@ def build_core(
         config.streaming,
         has_sessions=config.trace is None,
         windows=tuple(sorted({window for window in model.layer_windows if window})),
+        default_streaming=default_streaming,
     )
+    limits.check_windows(default_streaming)
     pool = PagePool(plan.num_pages, sizes.page_size)
     kept = _limit_kept(config.sessions, plan)
     scheduler = _make_scheduler(config, sizes, pool, model, buckets, kept)
@@ -144,6 +147,12 @@ def build_core(
     logger.info("%s kernels; memory:\n%s", implementation, plan.table())
     swap_bytes = int(config.swap_space_gib * GIB)
     return BuiltCore(core, tokenizer, model, runner, buckets, plan, swap_bytes)
+
+
+def _default_streaming(config: EngineConfig) -> Streaming | None:
+    if config.streaming_window is None:
+        return None
+    return Streaming(sink=config.streaming_sink, window=config.streaming_window)
 
 
 def check_streaming(model: ModelConfig) -> None:

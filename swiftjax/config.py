@@ -172,7 +172,8 @@ class EngineConfig:
     scheduler decides. `overlap` dispatches a step before the last one is read (None: on a GPU).
     `deterministic` computes every step in one program, so that an answer is equal bit for bit
     whatever runs beside it. `streaming` compiles what requests with sinks and a window need
-    (docs/streaming.md). Raises InvalidRequestError for a value outside its range.
+    (docs/streaming.md); with a `streaming_window` requests that name none get it, and
+    `streaming_sink`. Raises InvalidRequestError for a value outside its range.
     """
 
     model_path: str
@@ -196,6 +197,8 @@ class EngineConfig:
     overlap: bool | None = None
     deterministic: bool = False
     streaming: bool = False
+    streaming_window: int | None = None
+    streaming_sink: int = 4
     readers: ReaderLimits = field(default_factory=ReaderLimits)  # of an AsyncEngine
     sessions: SessionLimits = field(default_factory=SessionLimits)
     load_format: LoadFormat = "auto"
@@ -223,6 +226,8 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
                 raise InvalidRequestError(f"{name} is {value!r}; it must be a positive integer")
+        if self.streaming_window is not None:
+            object.__setattr__(self, "streaming", True)
         if self.streaming:
             self._check_streaming()
         _check_gate(self.min_batch_size, self.max_wait_ms)

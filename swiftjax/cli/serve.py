@@ -109,6 +109,8 @@ def serve(
     no_prefix_cache: opt.NoPrefixCache = False,
     deterministic: opt.Deterministic = False,
     streaming: opt.Streaming = False,
+    streaming_window: opt.StreamingWindow = None,
+    streaming_sink: opt.StreamingSink = opt.STREAMING_DEFAULTS.sink,
     swap_space_gib: opt.SwapSpaceGib = opt.ENGINE_DEFAULTS.swap_space_gib,
     max_unread_tokens: MaxUnreadTokens = opt.ENGINE_DEFAULTS.readers.max_unread_tokens,
     max_paused_seconds: MaxPausedSeconds = opt.ENGINE_DEFAULTS.readers.max_paused_seconds,
@@ -151,6 +153,8 @@ def serve(
         prefix_cache=not no_prefix_cache,
         deterministic=deterministic,
         streaming=streaming,
+        streaming_window=streaming_window,
+        streaming_sink=streaming_sink,
         swap_space_gib=swap_space_gib,
         trace=trace,
         sessions=SessionLimits(

@@ -97,7 +97,7 @@ class AsyncEngine:
         queued or running, the stream raises DeadlineError. Raises InvalidRequestError,
         QueueFullError or EngineDeadError before the first yield.
         """
-        arrival = time.monotonic()
+        arrival, config = time.monotonic(), self.limits.completed(config)
         text = prompt if isinstance(prompt, str) else None
         if isinstance(prompt, str):
             prompt = await asyncio.to_thread(self.tokenizer.encode, prompt)

@@ -191,6 +191,7 @@ class AsyncSessions:
     ) -> AsyncSession:
         """Open one; raises QueueFullError if too many are, none of which was idle for long."""
         limits = self._engine_limits
+        streaming = streaming or limits.default_streaming
         return self.add(SessionText(limits, streaming=streaming, seed=seed, options=options), owner)
 
     async def restore(self, path: str | Path, owner: str = "") -> AsyncSession:

@@ -8,6 +8,7 @@ control plane with a runner whose tokens can be computed by hand.
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy as np
 from swiftjax.batch import Batch, PageMoves, Sampled
 from swiftjax.engine.batching import Buckets, make_batch
 from swiftjax.engine.choices import ChoiceTable
+from swiftjax.engine.generation import GenerationConfig
 from swiftjax.engine.observer import Nobody, Observer
 from swiftjax.engine.plan import Plan
 from swiftjax.engine.request import Request, StepOutput, check_streams
@@ -67,6 +69,16 @@ class EngineLimits(NamedTuple):
     streams: bool = False  # whether requests may ask for streaming
     has_sessions: bool = True
     windows: tuple[int, ...] = ()  # of layers that have one of their own
+    default_streaming: Streaming | None = None  # of requests and sessions that name none
+
+    def completed(self, config: GenerationConfig) -> GenerationConfig:
+        """What a request asks, with the engine's own streaming where that can be.
+
+        Several choices can't stream; they end with the context.
+        """
+        if config.streaming is not None or config.n > 1:
+            return config
+        return replace(config, streaming=self.default_streaming)
 
     def check_session(self, streaming: Streaming | None) -> None:
         """Raise InvalidRequestError where there are no sessions, or none with streaming."""
