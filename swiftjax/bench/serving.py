@@ -103,6 +103,20 @@ def _wait_until_ready(server: "subprocess.Popen[str]", ports: Ports) -> None:
     raise SwiftJaxError(f"the server was not ready after {READY_SECONDS:g} s")
 
 
+def measure(
+    ports: Ports,
+    protocol: str,
+    rate: float | None,
+    seconds: float,
+    vocab_size: int,
+    case: Throughput,
+) -> list[Figure]:
+    """W4 at a rate of so many requests a second, or W3, which is all at once."""
+    if rate is None:
+        return [measure_serving_throughput(ports, protocol, vocab_size, case)]
+    return measure_serving(ports, protocol, rate, seconds, vocab_size, case)
+
+
 def measure_serving(
     ports: Ports, protocol: str, rate: float, seconds: float, vocab_size: int, case: Throughput
 ) -> list[Figure]:

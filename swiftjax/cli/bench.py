@@ -4,6 +4,7 @@ Everything runs through the public Engine, with random weights or a real model. 
 kernels and of the bare step are measured beside it.
 """
 
+import itertools
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -189,25 +190,20 @@ def serving(
     }
     flags = [x for name, value in given.items() if value is not None for x in (name, str(value))]
     flags = [model, "--load-format", load_format, *flags, "--no-prefix-cache"]
-    case = Throughput(1, (8, 64), (8, 64)) if small else Throughput()
-    ports = online.Ports(grpc=online.free_port(), http=online.free_port())
+    case = Throughput(32, (8, 64), (8, 64)) if small else Throughput()
     workloads = workload or ["W4"]
+    if unknown := set(workloads) - {"W3", "W4"}:
+        raise InvalidRequestError(f"workload {', '.join(sorted(unknown))}: choose from W3, W4")
+    rates = [None] if "W3" in workloads else []  # all at once
+    rates += (rate or [2.0, 8.0, 16.0, 32.0]) if "W4" in workloads else []
+    ports = online.Ports(grpc=online.free_port(), http=online.free_port())
     with online.serving(flags, ports) as served:
-        for name in protocol or ["grpc", "http"]:
-            if "W3" in workloads:
-                run = run_of(served.dtype, model, commit, None)
-                run.flags.update(protocol=name)
-                requests = case._replace(num_requests=32) if small else case
-                figure = online.measure_serving_throughput(ports, name, served.vocab_size, requests)
-                report([figure], run, out, "serving")
-            for arrivals in (rate or [2.0, 8.0, 16.0, 32.0]) if "W4" in workloads else ():
-                run = run_of(served.dtype, model, commit, None)
-                run.flags.update(protocol=name, rate=arrivals)
-                typer.echo(f"{name}, {arrivals:g} requests/s")
-                figures = online.measure_serving(
-                    ports, name, arrivals, seconds, served.vocab_size, case
-                )
-                report(figures, run, out, "serving")
+        for name, arrivals in itertools.product(protocol or ["grpc", "http"], rates):
+            run = run_of(served.dtype, model, commit, None)
+            run.flags.update(protocol=name, rate=arrivals)
+            typer.echo(f"{name}, {'W3' if arrivals is None else f'{arrivals:g} requests/s'}")
+            figures = online.measure(ports, name, arrivals, seconds, served.vocab_size, case)
+            report(figures, run, out, "serving")
 
 
 @bench.command()
