@@ -117,7 +117,7 @@ def schemathesis(tmp_path_factory: pytest.TempPathFactory) -> Iterator["subproce
     with running("--keys", folder / "keys") as server:
         command = [program, "--no-color", "run", f"{server.http}/openapi.json", "--seed", "1"]
         command += ["--header", f"Authorization: Bearer {KEY}", "--phases", "fuzzing"]
-        command += ["--max-examples", "1000" if IS_SOAK else "20", "--checks", "all"]
+        command += ["--max-examples", "1000" if IS_SOAK else "12", "--checks", "all"]
         # A document cannot say what fields mean together.
         command += ["--exclude-checks", "positive_data_acceptance"]
         process = subprocess.Popen(
