@@ -119,6 +119,8 @@ def open_checkpoint(
     if config == opened.config:
         check_untouched(config, quantization, recipe)
         return opened
+    assert config.quantization is not None
+    recipe.check(config.quantization)
     return replace(
         opened,
         config=config,
