@@ -107,7 +107,8 @@ class Gptq:
                 f"{source.path}: {module}.g_idx names groups {groups.min()} to {groups.max()}; "
                 f"there are {num_groups}"
             )
-        return groups
+        # Some writers leave zeros where groups are neighbours.
+        return groups if groups.any() else None
 
     def _zeros(
         self, source: CheckpointSource, module: str, num_outputs: int

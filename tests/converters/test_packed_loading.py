@@ -119,6 +119,16 @@ def test_a_scale_per_output_where_blocks_are_named(tmp_path: Path) -> None:
     assert check(tmp_path / "hf", plain).config.quantization is not None
 
 
+def test_an_order_of_zeros_is_none(tmp_path: Path) -> None:
+    def change(tensors: Tensors) -> None:
+        for name in [name for name in tensors if name.endswith(".g_idx")]:
+            tensors[name] = np.zeros_like(tensors[name])
+
+    plain = write(tmp_path / "hf", GPTQ, packers.gptq(), change=change)
+    config = check(tmp_path / "hf", plain).config
+    assert config.quantization is not None and not config.quantization.act_order
+
+
 def test_parts_that_differ_are_dequantised(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
