@@ -9,6 +9,7 @@ import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import jax
 import numpy as np
@@ -111,7 +112,7 @@ def read_golden(path: Path) -> States:
     try:
         with np.load(path) as arrays:
             return States(**{name: arrays[name] for name in States.__slots__})
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
         raise CheckpointError(f"{path} is no file of hidden states: {error}") from error
 
 

@@ -53,9 +53,11 @@ def test_a_file_holds_a_sample(loaded: LoadedCheckpoint, tmp_path: Path) -> None
     stored = read_golden(tmp_path / "states.npz")
     assert stored.hidden.shape == (4, 20, 32) and stored.logits.shape == (20, 256)
     assert all(d.relative == 0 for d in differences(states, stored))
-    (tmp_path / "broken.npz").write_bytes(b"PK")
-    with pytest.raises(CheckpointError, match="no file of hidden states"):
-        read_golden(tmp_path / "broken.npz")
+    whole = (tmp_path / "states.npz").read_bytes()
+    for broken in (b"PK", b"", whole[:-30]):
+        (tmp_path / "broken.npz").write_bytes(broken)
+        with pytest.raises(CheckpointError, match="no file of hidden states"):
+            read_golden(tmp_path / "broken.npz")
 
 
 @pytest.mark.demo_model
