@@ -45,6 +45,7 @@ class Reloading:
         try:
             await served.weights.read(path)
             if not await self._drain(CLOSED, seconds):
+                served.weights.forget()
                 await self._open_if_alive(served)
                 raise DeadlineError(
                     f"calls still ran after {seconds:g} s; nothing was changed: give them longer"

@@ -28,6 +28,10 @@ class WeightChange(Protocol):
         """Use what was read last, while nothing runs; gives what GetModel is to say."""
         ...
 
+    def forget(self) -> None:
+        """Give up what was read last."""
+        ...
+
 
 class Served(NamedTuple):
     """A warm engine, what GetModel says of it, who measures it, and where sessions are saved."""

@@ -135,7 +135,7 @@ async def _start_again(load: Load, restarts: _Restarts, listeners: Listeners) ->
         listeners.count_restart()
         try:
             return await load()
-        except SwiftJaxError as error:
+        except (SwiftJaxError, OSError) as error:  # no memory for a process, say
             logger.error("the engine could not be started again: %s", error)
             await asyncio.sleep(SECONDS_BETWEEN_TRIES)
     return None

@@ -53,6 +53,10 @@ class WeightSwap:
         self._built.runner.replace_weights(self._waiting)
         self._waiting = None
 
+    def forget(self) -> None:
+        """Give up what was read last."""
+        self._waiting = None
+
     def _check_text(self, name: str, files: TokenizerFiles) -> None:
         running = self._built.tokenizer.files
         if json.loads(files.tokenizer_json) != json.loads(running.tokenizer_json):

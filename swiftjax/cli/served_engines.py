@@ -79,6 +79,10 @@ class _Weights:
             self._engines.config = replace(config, model_path=self._path, load_format="auto")
         return self.describe()
 
+    def forget(self) -> None:
+        """Keep to what is served."""
+        self._link.forget_weights()
+
     def describe(self) -> pb.GetModelResponse:
         """Say what is served; the name stays, because clients ask for it."""
         version = f"{Path(self._path).name}:{self._engines.num_loads}"

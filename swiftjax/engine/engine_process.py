@@ -24,6 +24,7 @@ from swiftjax.engine.grammar import GrammarCompiler
 from swiftjax.engine.link_messages import (
     Abort,
     EngineInfo,
+    ForgetWeights,
     Order,
     Pause,
     Problem,
@@ -57,6 +58,10 @@ class Weights(Protocol):
 
     def use(self) -> None:
         """Put what was read last in the place of those in use; no step runs."""
+        ...
+
+    def forget(self) -> None:
+        """Give up what was read last."""
         ...
 
 
@@ -114,6 +119,9 @@ class WeightDesk:
         """Obey, and answer when it is done."""
         if isinstance(order, ReadWeights):
             self._reader.submit(self._read, order.path)
+        elif isinstance(order, ForgetWeights):
+            assert self._weights is not None, "ordered before anything was read"
+            self._reader.submit(self._weights.forget)
         else:
             self._loop.put(self._use)
 

@@ -129,6 +129,10 @@ class UseWeights(Message, frozen=True):
     """It is to use what it read last, once nothing runs; answered by one `WeightsDone`."""
 
 
+class ForgetWeights(Message, frozen=True):
+    """What it read last will not be used."""
+
+
 class Close(Message, frozen=True):
     """The engine is to end after its step."""
 
@@ -167,6 +171,6 @@ class Ready(Message, frozen=True):
 
 SessionOrder = CloseSession | ForkSession | SaveSession | LoadSession
 Order = Submit | Abort | Pause | Resume | ForgetPrefixes | SessionOrder | Close
-WeightOrder = ReadWeights | UseWeights  # to a process only
+WeightOrder = ReadWeights | UseWeights | ForgetWeights  # to a process only
 # What a process sends; a Problem, when it cannot be ready.
 Tidings = Ready | Problem | News | WeightsDone

@@ -23,6 +23,7 @@ from swiftjax.engine.link_messages import (
     Close,
     EngineInfo,
     ForgetPrefixes,
+    ForgetWeights,
     Message,
     News,
     Pause,
@@ -137,6 +138,10 @@ class ProcessLink(asyncio.Protocol):
     async def use_weights(self) -> None:
         """Let it compute with what it read last; nobody may ask it anything meanwhile."""
         await self._ask(UseWeights())
+
+    def forget_weights(self) -> None:
+        """Let it give up what it read last, which takes as much memory as what it uses."""
+        self._send(ForgetWeights())
 
     async def _ask(self, order: Message) -> None:
         if not self._is_alive:

@@ -57,6 +57,10 @@ def test_the_other_weights_answer_and_nothing_is_compiled(
         swap.use()
         core.core.forget_pages()
         assert answer(engine) == wanted  # nothing was taken from the other's cache either
+        swap.read(str(folder / "second"))
+        swap.forget()
+        with pytest.raises(AssertionError, match="nothing was read"):
+            swap.use()
         swap.read(config.model_path)
         swap.use()
         core.core.forget_pages()

@@ -60,8 +60,13 @@ class FakeWeights:
             raise InvalidRequestError("tensor head of broken is [1]; the running model's is [2]")
         self._path = path
 
+    def forget(self) -> None:
+        """Have nothing that could be used."""
+        self._path = "nothing"
+
     def use(self) -> None:
         """Count in other steps."""
+        assert self._path != "nothing"
         cast(FakeRunner, self._core._runner).stride = 2 if self._path == "doubled" else 1
 
 

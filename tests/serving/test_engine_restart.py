@@ -1,5 +1,6 @@
 """A server whose engine is a process of its own: killed, started again, drained, never orphaned."""
 
+import asyncio
 import os
 import re
 import signal
@@ -11,7 +12,10 @@ import pytest
 
 from swiftjax.engine.request import GenerationConfig
 from swiftjax.errors import NotReadyError
+from swiftjax.serving import server
 from swiftjax.serving.client import Client
+from swiftjax.serving.listeners import Listen, Listeners
+from swiftjax.serving.served import Served
 from tests.serving.http.test_process import Server, running
 
 NUM_TOKENS = 50
@@ -120,3 +124,22 @@ def read(path: str) -> str:
     """A file of /proc."""
     with open(path) as file:
         return file.read()
+
+
+def test_a_process_that_the_system_refuses_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        listeners, tries = Listeners(Listen()), 0
+
+        async def load() -> Served:
+            nonlocal tries
+            tries += 1
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+
+        try:
+            assert await server._start_again(load, server._Restarts(2), listeners) is None
+        finally:
+            await listeners.stop()
+        assert tries == 2
+
+    monkeypatch.setattr(server, "SECONDS_BETWEEN_TRIES", 0.0)
+    asyncio.run(main())

@@ -88,6 +88,13 @@ class FakeWeights:
     async def read(self, path: str) -> None:
         """Take any."""
 
+    def __init__(self) -> None:
+        self.is_forgotten = False
+
+    def forget(self) -> None:
+        """Remember that."""
+        self.is_forgotten = True
+
     async def use(self) -> pb.GetModelResponse:
         """Change nothing."""
         return pb.GetModelResponse()
@@ -104,11 +111,11 @@ def test_a_dead_engine_is_not_put_before_calls_again() -> None:
         async def put(served: Served) -> None:
             opened.append(served)
 
-        engine, gate = make_engine(make_core()), Gate()
+        engine, gate, weights = make_engine(make_core()), Gate(), FakeWeights()
         gate.open()
-        served = Served(engine=engine, model=pb.GetModelResponse(), weights=FakeWeights())
+        served = Served(engine=engine, model=pb.GetModelResponse(), weights=weights)
         with pytest.raises(DeadlineError):
             await Reloading(gate, drain, put).run(served, "x", 0.0)
-        assert not opened
+        assert not opened and weights.is_forgotten
 
     asyncio.run(main())
