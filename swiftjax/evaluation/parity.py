@@ -110,7 +110,7 @@ def their_states(path: Path, token_ids: Int32[np.ndarray, " T"]) -> States:
 def read_golden(path: Path) -> States:
     """Read a file that `write_golden` wrote; raises CheckpointError for any other."""
     try:
-        with np.load(path) as arrays:
+        with path.open("rb") as file, np.load(file) as arrays:  # numpy leaves a broken one open
             return States(**{name: arrays[name] for name in States.__slots__})
     except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
         raise CheckpointError(f"{path} is no file of hidden states: {error}") from error
