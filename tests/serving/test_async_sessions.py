@@ -14,6 +14,7 @@ from swiftjax.engine.async_engine import AsyncEngine
 from swiftjax.engine.async_sessions import AsyncSession
 from swiftjax.engine.constraint import Constraint
 from swiftjax.engine.grammar import Grammar
+from swiftjax.engine.link_messages import CloseSession
 from swiftjax.engine.request import GenerationConfig
 from swiftjax.engine.streaming import Streaming
 from swiftjax.errors import EngineDeadError, InvalidRequestError, NotFoundError, QueueFullError
@@ -211,5 +212,21 @@ def test_a_turn_left_before_the_engine_has_it_leaves_no_trace(
         go_on.set()
         assert text_of(session) == "a"
         assert await answer(session) == "bcdef"
+
+    run(body)
+
+
+def test_a_restore_that_nobody_waits_for_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(engine: AsyncEngine) -> None:
+        orders: list[Any] = []
+        with monkeypatch.context() as patch:
+            patch.setattr(engine.sessions.link, "order_session", orders.append)
+            task = asyncio.create_task(engine.sessions.restore("talk"))
+            await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        loaded, closed = orders
+        assert closed == CloseSession(loaded.session)
 
     run(body)
