@@ -65,11 +65,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         if not method.startswith(OPEN_METHODS):
             metadata: Any = handler_call_details.invocation_metadata or ()
             try:
-                caller = self._keys.check(
-                    _find(metadata, "authorization"), for_admin=method.startswith(ADMIN_METHODS)
-                )
-                parent = _find(metadata, "traceparent") or b""
-                caller = caller._replace(trace_parent=parent.decode("latin-1"))
+                caller = self._check_caller(metadata, method)
             except SwiftJaxError as error:
                 log_call(
                     protocol="grpc",
@@ -96,6 +92,13 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 raise asyncio.CancelledError from None
 
         return make(cast(Any, behaviour), None, handler.response_serializer)
+
+    def _check_caller(self, metadata: Any, method: str) -> Caller:
+        """Let the caller in, or raise."""
+        sent = _find(metadata, "authorization")
+        caller = self._keys.check(sent, for_admin=method.startswith(ADMIN_METHODS))
+        parent = _find(metadata, "traceparent") or b""
+        return caller._replace(trace_parent=parent.decode("latin-1"))
 
     async def _call(
         self,

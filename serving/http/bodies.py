@@ -18,13 +18,9 @@ from swiftjax.engine.generation import (
     MAX_STOP_TOKEN_IDS,
 )
 from swiftjax.engine.streaming import MAX_BUFFER, MAX_SINK, MAX_WINDOW
-
-MAX_NAME_CHARS = 256
-MAX_TOOLS = 128
-MAX_CALLS = 128  # of one message
+from swiftjax.serving.http.tool_bodies import MAX_NAME_CHARS, MadeCalls, NamedTool, Tools
 
 Name = Annotated[str, Meta(max_length=MAX_NAME_CHARS)]
-FunctionName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 Label = Annotated[str, Meta(max_length=MAX_LABEL_CHARS)]
 Count = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
 Share = Annotated[float, Meta(ge=0, le=1)]
@@ -147,65 +143,18 @@ class CompletionBody(Options, kw_only=True, forbid_unknown_fields=True):
     suffix: str | None = None
 
 
-class ToolFunction(Struct, kw_only=True, forbid_unknown_fields=True):
-    """A function on offer; without parameters it takes none."""
-
-    name: FunctionName
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class OfferedTool(Struct, kw_only=True, forbid_unknown_fields=True):
-    """A tool that the model may call."""
-
-    type: Literal["function"]
-    function: ToolFunction
-
-
-class NamedFunction(Struct, kw_only=True, forbid_unknown_fields=True):
-    """The function that must be called."""
-
-    name: FunctionName
-
-
-class NamedTool(Struct, kw_only=True, forbid_unknown_fields=True):
-    """The tool that must be called."""
-
-    type: Literal["function"]
-    function: NamedFunction
-
-
-class CalledFunction(Struct, kw_only=True):
-    """What was called; the arguments are the text of a JSON object."""
-
-    name: Name
-    arguments: str = ""
-
-
-class MadeCall(Struct, kw_only=True):
-    """A call in an earlier answer."""
-
-    function: CalledFunction
-    id: Name | None = None
-    type: Literal["function"] = "function"
-
-
 class Message(Struct, kw_only=True, forbid_unknown_fields=True):
     """One turn. An answer of ours, or of another server, may be sent back as it came."""
 
     role: Annotated[str, Meta(min_length=1, max_length=64)]
     content: str | list[dict[str, Any]] | None = None
     name: Annotated[str, Meta(max_length=64)] | None = None
-    tool_calls: Annotated[list[MadeCall], Meta(max_length=MAX_CALLS)] | None = None
+    tool_calls: MadeCalls | None = None
     tool_call_id: Name | None = None
     function_call: Any = None
     audio: Any = None
     refusal: Ignored = None
     annotations: Ignored = None
-
-
-Tools = Annotated[list[OfferedTool], Meta(max_length=MAX_TOOLS)]
 
 
 class AppendBody(Struct, kw_only=True, forbid_unknown_fields=True):

@@ -5,8 +5,9 @@ from typing import Any, NamedTuple
 
 from swiftjax.engine.constraint import Constraint
 from swiftjax.engine.tokenizer import Tokenizer
-from swiftjax.serving.http.bodies import ChatBody, NamedTool, OfferedTool
+from swiftjax.serving.http.bodies import ChatBody
 from swiftjax.serving.http.json_body import FieldError
+from swiftjax.serving.http.tool_bodies import NamedTool, OfferedTool
 from swiftjax.serving.tools.calls import CallReader
 from swiftjax.serving.tools.formats import Tool, ToolFormat, ToolParser, constrain, find_format
 
@@ -51,11 +52,7 @@ def read_tools(body: ChatBody, tokenizer: Tokenizer, parser: ToolParser | None) 
             "tools",
         )
     style = find_format(template, parser)
-    allowed = tools
-    if isinstance(choice, NamedTool):
-        allowed = [tool for tool in tools if tool.name == choice.function.name]
-        if not allowed:
-            raise FieldError("tool_choice names a function that is not in tools", "tool_choice")
+    allowed = _choose(tools, choice.function.name) if isinstance(choice, NamedTool) else tools
     effort = "auto" if choice in (None, "auto") else "required"
     only_one = isinstance(choice, NamedTool) or body.parallel_tool_calls is False
     try:
@@ -71,6 +68,13 @@ def read_tools(body: ChatBody, tokenizer: Tokenizer, parser: ToolParser | None) 
     )
 
 
+def _choose(tools: list[Tool], name: str) -> list[Tool]:
+    allowed = [tool for tool in tools if tool.name == name]
+    if not allowed:
+        raise FieldError("tool_choice names a function that is not in tools", "tool_choice")
+    return allowed
+
+
 def offer(tools: Sequence[OfferedTool]) -> list[dict[str, Any]]:
     """Write tools as chat templates take them: without what is not for the model."""
     return [{"type": "function", "function": _describe(tool)} for tool in tools]
@@ -84,6 +88,15 @@ def _describe(tool: OfferedTool) -> dict[str, Any]:
         "parameters": function.parameters,
     }
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def _read_all(offered: Sequence[OfferedTool]) -> list[Tool]:
+    tools = [_read_tool(tool, f"tools[{i}]") for i, tool in enumerate(offered)]
+    names = [tool.name for tool in tools]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise FieldError(f"tools names {twice} twice: give each a name of its own", "tools")
+    return tools
 
 
 def _read_tool(tool: OfferedTool, name: str) -> Tool:
