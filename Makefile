@@ -2,8 +2,11 @@
 # make test   the whole test suite                           make soak   the long forms of the soak tests
 # VENV=none PYTHON=python3 uses an interpreter that has everything installed already.
 
+# JOBS=2 runs the tests in so many processes; JOBS=0 in this one, as one GPU needs.
+
 PYTHON ?= python3
 VENV ?= .venv
+JOBS ?= $(if $(filter none,$(VENV)),0,2)
 
 DRIVER := $(shell nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | grep -om 1 '^[0-9]*')
 CUDA := $(if $(DRIVER),$(shell [ "$(DRIVER)" -ge 580 ] && echo ,cuda13 || echo ,cuda12))
@@ -24,7 +27,7 @@ demo: $(BASE)
 	$(RUN) -m swiftjax.cli demo
 
 test: $(DEV)
-	$(RUN) -m pytest
+	$(RUN) -m pytest $(if $(filter-out 0,$(JOBS)),-n $(JOBS) --dist loadfile)
 
 soak: $(DEV)
 	SWIFTJAX_SOAK=1 $(RUN) -m pytest -m soak

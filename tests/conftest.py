@@ -20,9 +20,14 @@ settings.load_profile("swiftjax")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Compile every program once, not once per engine and per run of the suite."""
+    """Compile every program once, not once per engine and per run of the suite.
+
+    Each worker of pytest-xdist has a folder of its own: jax writes entries in place, and another
+    process may find half of one.
+    """
     if config.cache is not None:
-        jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir("compiled")))
+        worker = getattr(config, "workerinput", {}).get("workerid", "compiled")
+        jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir(worker)))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 

@@ -157,7 +157,7 @@ def test_p16_answers_of_a_random_model_fit_a_thousand_schemas() -> None:
         (Constraint(kind="grammar", text='start: "x" ("y" | "z")'), {"xy", "xz"}),
         (Constraint(kind="grammar", text='root ::= "x" end\nend ::= "y" | "z"'), {"xy", "xz"}),
     ],
-    ids=str,
+    ids=["emoji", "quotes", "regex", "lark", "ebnf"],
 )
 def test_b001_texts_regexes_and_grammars(constraint: Constraint, expected: set[str] | None) -> None:
     answers = answer_all(make_core(max_num_seqs=4), [constraint] * 20)
