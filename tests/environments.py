@@ -1,7 +1,8 @@
 """Environments of their own for other people's packages, made from PyPI by uv and kept.
 
-uv takes seconds where pip takes minutes; what an environment was made of is in the name of a file
-in it, so that another list of packages makes it anew.
+uv takes seconds where pip takes minutes, but does not know pip's settings, which some networks
+need: where it fails pip does it. What an environment was made of is in the name of a file in it, so
+that another list of packages makes it anew.
 """
 
 import hashlib
@@ -18,13 +19,17 @@ def programs_of(name: str, *packages: str) -> Path:
     made_of = hashlib.sha256("\n".join((sys.version, *packages)).encode()).hexdigest()[:16]
     mark = folder / f"made-of-{made_of}"
     if not mark.exists():
-        _uv("venv", "--clear", "--python", sys.executable, str(folder))
-        _uv("pip", "install", "--python", str(folder / "bin" / "python"), *packages)
+        python = str(folder / "bin" / "python")
+        _run("uv", "--quiet", "venv", "--clear", "--seed", "--python", sys.executable, str(folder))
+        try:
+            _run("uv", "--quiet", "pip", "install", "--python", python, *packages)
+        except AssertionError:
+            _run("pip", "--quiet", "--python", python, "install", *packages)
         mark.touch()
     return folder / "bin"
 
 
-def _uv(*arguments: str) -> None:
-    command = [sys.executable, "-m", "uv", "--quiet", *arguments]
+def _run(module: str, *arguments: str) -> None:
+    command = [sys.executable, "-m", module, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"uv {' '.join(arguments)}:\n{done.stderr[-2000:]}"
+    assert done.returncode == 0, f"{module} {' '.join(arguments)}:\n{done.stderr[-2000:]}"
