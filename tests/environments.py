@@ -5,6 +5,7 @@ need: where it fails pip does it. What an environment was made of is in the name
 that another list of packages makes it anew.
 """
 
+import fcntl
 import hashlib
 import subprocess
 import sys
@@ -18,15 +19,22 @@ def programs_of(name: str, *packages: str) -> Path:
     folder = ROOT / f".venv-{name}"
     made_of = hashlib.sha256("\n".join((sys.version, *packages)).encode()).hexdigest()[:16]
     mark = folder / f"made-of-{made_of}"
-    if not mark.exists():
-        python = str(folder / "bin" / "python")
-        _run("uv", "--quiet", "venv", "--clear", "--seed", "--python", sys.executable, str(folder))
-        try:
-            _run("uv", "--quiet", "pip", "install", "--python", python, *packages)
-        except AssertionError:
-            _run("pip", "--quiet", "--python", python, "install", *packages)
-        mark.touch()
+    with (ROOT / f".venv-{name}.lock").open("w") as lock:
+        # Another process of the same run may want it, too.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not mark.exists():
+            _make(folder, packages)
+            mark.touch()
     return folder / "bin"
+
+
+def _make(folder: Path, packages: tuple[str, ...]) -> None:
+    python = str(folder / "bin" / "python")
+    _run("uv", "--quiet", "venv", "--clear", "--seed", "--python", sys.executable, str(folder))
+    try:
+        _run("uv", "--quiet", "pip", "install", "--python", python, *packages)
+    except AssertionError:
+        _run("pip", "--quiet", "--python", python, "install", *packages)
 
 
 def _run(module: str, *arguments: str) -> None:
