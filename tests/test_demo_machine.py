@@ -58,6 +58,8 @@ class DemoMachine(EngineMachine):
 
 def test_the_machine_over_real_weights(demo_checkpoint: Path) -> None:
     DemoMachine.checkpoint = str(demo_checkpoint)
+    for prompt in PROMPTS:  # now: the machine's pages lie in the same cache
+        alone(str(demo_checkpoint), prompt, DemoMachine.max_new_tokens)
     run_state_machine_as_test(
         DemoMachine,
         settings=settings(
