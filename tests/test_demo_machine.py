@@ -63,7 +63,7 @@ def test_the_machine_over_real_weights(demo_checkpoint: Path) -> None:
     run_state_machine_as_test(
         DemoMachine,
         settings=settings(
-            max_examples=5,
+            max_examples=15,
             stateful_step_count=10,
             suppress_health_check=list(HealthCheck),
             database=None,
