@@ -2,9 +2,12 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from swiftjax.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def plot_file(path: Path) -> Path:
@@ -34,10 +37,7 @@ def _plot_endless(path: Path, record: dict[str, Any]) -> Path:
         place.set_ylabel(label)
     sizes = f"sink {record['sink']}, window {record['window']}"
     figure.suptitle(f"{record['model']}, {record['dtype']}, {sizes}, {record['gpu']}")
-    target = path.with_suffix(".png")
-    figure.savefig(target, dpi=110)
-    pyplot.close(figure)
-    return target
+    return _saved(figure, path)
 
 
 def _plot_perplexity(path: Path, records: list[dict[str, Any]]) -> Path:
@@ -56,10 +56,7 @@ def _plot_perplexity(path: Path, records: list[dict[str, Any]]) -> Path:
     axes.set_ylabel("perplexity there")
     axes.legend()
     axes.set_title(f"{records[0]['model']}, {records[0]['dtype']}, {records[0]['gpu']}")
-    target = path.with_suffix(".png")
-    figure.savefig(target, dpi=110)
-    pyplot.close(figure)
-    return target
+    return _saved(figure, path)
 
 
 def _plot_fractions(path: Path, records: list[dict[str, Any]]) -> Path:
@@ -78,6 +75,13 @@ def _plot_fractions(path: Path, records: list[dict[str, Any]]) -> Path:
     axes.invert_yaxis()
     axes.axvline(1.0, color="black", linewidth=0.8)
     axes.set_xlabel(f"fraction of the limit, {records[0]['gpu']} (blue: rates, orange: times)")
+    return _saved(figure, path)
+
+
+def _saved(figure: "Figure", path: Path) -> Path:
+    """Write a picture beside a file of records, and let it go."""
+    from matplotlib import pyplot
+
     target = path.with_suffix(".png")
     figure.savefig(target, dpi=110)
     pyplot.close(figure)

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
+from swiftjax.disk import sync
 from swiftjax.engine.checks import check_int
 from swiftjax.engine.request_options import RequestOptions
 from swiftjax.engine.session_pages import SavedPages, SessionPages
@@ -83,7 +84,7 @@ def write_session(path: Path, session: SavedSession) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-        _sync(path.parent)
+        sync(path.parent)
     except OSError as error:
         raise InvalidRequestError(f"cannot write {path}: {error.strerror}") from error
     finally:
@@ -161,11 +162,3 @@ def _parse(body: memoryview) -> SavedSession:
 def _dtype(name: str) -> np.dtype[Any]:
     known = getattr(ml_dtypes, name, None)
     return np.dtype(name if known is None else known)
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from swiftjax.disk import sync
 from swiftjax.errors import CheckpointError
 
 JOURNAL, LOCK, CONTENT = "journal", "lock", "content"
@@ -32,7 +33,7 @@ class Unfinished:
     def record(self, path: Path, entry: dict[str, Any]) -> None:
         """Remember for ever that `path` inside the folder is done."""
         sync_tree(path)
-        _sync(path.parent)
+        sync(path.parent)
         self.entries.append(entry)
         self._append(entry)
 
@@ -140,7 +141,7 @@ def _publish(folder: Path, destination: Path, *, replace: bool) -> None:
         if aside.exists():
             aside.rename(destination)
         raise
-    _sync(destination.parent)
+    sync(destination.parent)
     if replace:
         shutil.rmtree(aside, ignore_errors=True)
 
@@ -149,12 +150,4 @@ def sync_tree(root: Path) -> None:
     """Flush a directory and all that is in it to disk."""
     for base, _, files in os.walk(root, topdown=False):
         for path in (*(Path(base) / name for name in files), Path(base)):
-            _sync(path)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+            sync(path)

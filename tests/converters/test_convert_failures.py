@@ -40,7 +40,7 @@ def fail(*args: object, **kwargs: object) -> None:
     raise OSError(28, "No space left on device")
 
 
-@pytest.mark.parametrize("point", ["_write_params", "write_tokenizer_files", "to_hf", "_sync"])
+@pytest.mark.parametrize("point", ["_write_params", "write_tokenizer_files", "to_hf", "sync"])
 @pytest.mark.parametrize("force", [False, True])
 def test_failure_leaves_things_as_they_were(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, point: str, force: bool
@@ -49,7 +49,7 @@ def test_failure_leaves_things_as_they_were(
     if force:
         convert(source, place, dtype="bfloat16")
     before = tree(tmp_path)
-    monkeypatch.setattr(unfinished if point == "_sync" else checkpoint, point, fail)
+    monkeypatch.setattr(unfinished if point == "sync" else checkpoint, point, fail)
     with pytest.raises(CheckpointError, match=r"native cannot be written: .*No space"):
         convert(source, place, dtype=None, force=force)
     assert tree(tmp_path) == before
