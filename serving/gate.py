@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from swiftjax.errors import NotReadyError
+from swiftjax.errors import EngineSilentError, NotReadyError
 
 
 class Gate:
@@ -16,6 +16,7 @@ class Gate:
     def __init__(self) -> None:
         self._reason: str | None = "the model is loading; try again when the server is ready"
         self._is_shut = False
+        self._is_silent = False
         self._num_inside = 0
         self._is_empty = asyncio.Event()
         self._is_empty.set()
@@ -23,7 +24,7 @@ class Gate:
     @property
     def is_open(self) -> bool:
         """Whether calls are let in."""
-        return self._reason is None
+        return self._reason is None and not self._is_silent
 
     @property
     def is_shut(self) -> bool:
@@ -41,11 +42,17 @@ class Gate:
             self._reason = reason
         self._is_shut |= for_good
 
+    def suspend(self, is_silent: bool) -> None:
+        """Let nobody in while the engine does not answer, whatever else opens and closes."""
+        self._is_silent = is_silent
+
     @contextmanager
     def passing(self) -> Iterator[None]:
         """Be inside for as long as the context lasts."""
         if self._reason is not None:
             raise NotReadyError(self._reason)
+        if self._is_silent:
+            raise EngineSilentError("the engine does not answer; try again in a while")
         self._num_inside += 1
         self._is_empty.clear()
         try:

@@ -29,7 +29,7 @@ class Gauges:
         yield from _load(stats)
         yield from _cache(stats, self._served)
         if watch is not None:
-            yield from _steps(watch, stats)
+            yield from _steps(watch, stats, is_pinged=self._served.pulse is not None)
         if (report := engine.devices()) is not None:
             yield from _devices(report)
         model = self._served.model
@@ -72,12 +72,12 @@ def _cache(stats: CoreStats, served: Served) -> Iterable[Metric]:
     )
 
 
-def _steps(watch: EngineWatch, stats: CoreStats) -> Iterable[Metric]:
+def _steps(watch: EngineWatch, stats: CoreStats, *, is_pinged: bool) -> Iterable[Metric]:
     rate = watch.tokens_per_second()
     yield _gauge("tokens_per_second", "Generated tokens, over the last 10 seconds", rate)
-    is_busy = stats.num_running + stats.num_waiting > 0
-    age = time.monotonic() - watch.last_sign if is_busy else 0.0
-    yield _gauge("engine_heartbeat_age_seconds", "Since a busy engine's last sign of life", age)
+    is_asked = is_pinged or stats.num_running + stats.num_waiting > 0
+    age = time.monotonic() - watch.last_sign if is_asked else 0.0
+    yield _gauge("engine_heartbeat_age_seconds", "Since the engine's last sign of life", age)
 
 
 def _devices(report: DeviceReport) -> Iterable[Metric]:

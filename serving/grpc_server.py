@@ -122,6 +122,12 @@ class GrpcServer:
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         return await self._gate.wait_empty(seconds)
 
+    async def suspend(self, is_silent: bool) -> None:
+        """Refuse new calls while the engine does not answer; those that run wait for it."""
+        self._gate.suspend(is_silent)
+        status = health_pb2.HealthCheckResponse
+        await self._set_health(status.SERVING if self._gate.is_open else status.NOT_SERVING)
+
     async def stop(self) -> None:
         """Close the port and cut off what still runs."""
         await self._server.stop(STOP_GRACE_SECONDS)

@@ -16,6 +16,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from swiftjax.errors import (
+    EngineSilentError,
     InvalidRequestError,
     NotReadyError,
     QueueFullError,
@@ -38,7 +39,8 @@ UNGATED_METHODS = (
     "/swiftjax.v1.AdminService/",
     *(f"{GATEWAY}{name}" for name in ("HealthCheck", "Abort", "GetLoads", "GetServerInfo")),
 )
-# How long a client whose call found the queue full is asked to wait (gRPC's own retry header).
+# How long a client is asked to wait whose call found the queue full or the engine silent; the
+# header is gRPC's own.
 RETRY_PUSHBACK = (("grpc-retry-pushback-ms", "1000"),)
 
 Context = grpc.aio.ServicerContext
@@ -181,5 +183,5 @@ async def _abort(context: Context, method: str, error: Exception) -> NoReturn:
     if not isinstance(error, SwiftJaxError):
         await context.abort(grpc.StatusCode.INTERNAL, report_bug(method, error))
     status, details = grpc_status(error)
-    metadata = RETRY_PUSHBACK if isinstance(error, QueueFullError) else ()
+    metadata = RETRY_PUSHBACK if isinstance(error, QueueFullError | EngineSilentError) else ()
     await context.abort(status, details, metadata)

@@ -92,6 +92,10 @@ class Listeners:
         """
         return await self.grpc.drain(reason, seconds, for_good=for_good)
 
+    async def suspend(self, is_silent: bool) -> None:
+        """Refuse new calls while the engine does not answer; those that run wait for it."""
+        await self.grpc.suspend(is_silent)
+
     async def stop(self) -> None:
         """Close the ports and cut off what still runs."""
         if self._measuring is not None:

@@ -33,6 +33,19 @@ class WeightChange(Protocol):
         ...
 
 
+@runtime_checkable
+class Pulse(Protocol):
+    """How an engine is asked whether it still answers, and ended when it does not."""
+
+    def ping(self) -> None:
+        """Ask for news, which are told as any other."""
+        ...
+
+    def kill(self) -> None:
+        """End it now; that is its death, of which everybody is told as of any other."""
+        ...
+
+
 class Served(NamedTuple):
     """A warm engine, what GetModel says of it, who measures it, and where sessions are saved."""
 
@@ -44,6 +57,7 @@ class Served(NamedTuple):
     tracer: Tracer | None = None
     quota: Quota | None = None
     weights: WeightChange | None = None
+    pulse: Pulse | None = None  # of an engine in a process of its own
 
     def watched(self, stream: Outputs, operation: Operation, config: GenerationConfig) -> Outputs:
         """Pass a stream on, counted for its key and inside a span, where that was asked for."""

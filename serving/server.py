@@ -7,12 +7,14 @@ the start. Called by the `serve` command.
 
 import asyncio
 import logging
+import math
 import os
 import signal
 import time
 from collections.abc import Awaitable, Callable
 
 from swiftjax.errors import SwiftJaxError
+from swiftjax.serving.heartbeat import watch_heartbeat
 from swiftjax.serving.listeners import Listen, Listeners
 from swiftjax.serving.served import Served
 
@@ -82,13 +84,15 @@ async def run_server(
     drain_seconds: float,
     announce: Callable[[str], None],
     max_restarts: int = 0,
+    max_silent_seconds: float = 0.0,
     tell: Callable[[str], None] = lambda state: None,
 ) -> int:
     """Serve until a signal or the end of the engine; returns the exit code of the process.
 
     0 after SIGTERM, 130 after SIGINT, 1 when the engine died once too often. `load` gives a warm
-    engine, and another one after the first has died. `announce` gets lines for the user when calls
-    are taken and when that ends, `tell` the same in systemd's words.
+    engine, and another one after the first has died. No calls are let in while it does not answer
+    for `max_silent_seconds`; after twice that it is killed (0: never). `announce` gets lines for
+    the user when calls are taken and when that ends, `tell` the same in systemd's words.
     """
     signals = _StopSignals(listen)
     listeners = Listeners(listen)
@@ -101,7 +105,10 @@ async def run_server(
             for line in await listeners.open(served):
                 announce(line)
             tell("READY=1")
-            if await _wait_for_signal(signals, served):
+            watching = asyncio.create_task(
+                watch_heartbeat(served, max_silent_seconds or math.inf, listeners.suspend)
+            )
+            if await _wait_for_signal(signals, served, watching):
                 tell("STOPPING=1")
                 return await _shut_down(listeners, served, signals, drain_seconds, announce)
             announce("the engine died; the log above says why")
@@ -109,6 +116,7 @@ async def run_server(
             may_restart = not listeners.is_draining
             reason = "the engine died and is started again; try again later"
             await listeners.drain(reason, 0.0, for_good=False)
+            await listeners.suspend(False)
             await served.engine.close()
             again = await _start_again(load, restarts, listeners) if may_restart else None
             if again is None:
@@ -119,13 +127,16 @@ async def run_server(
         await listeners.stop()
 
 
-async def _wait_for_signal(signals: _StopSignals, served: Served) -> bool:
-    """Wait for a signal or for the end of the engine: False if that came first."""
+async def _wait_for_signal(
+    signals: _StopSignals, served: Served, watching: "asyncio.Task[None]"
+) -> bool:
+    """Wait for a signal or for the end of the engine, watched so long: False if that came first."""
     ended = asyncio.create_task(served.engine.wait_ended())
     stopped = asyncio.create_task(signals.arrived.wait())
     await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
     ended.cancel()
     stopped.cancel()
+    watching.cancel()
     return signals.received is not None
 
 

@@ -39,6 +39,9 @@ STATUSES: dict[type[errors.SwiftJaxError], Statuses] = {
         StatusCode.RESOURCE_EXHAUSTED, 429, "rate_limit_error", "key_limit"
     ),
     errors.NotReadyError: Statuses(StatusCode.UNAVAILABLE, 503, "service_unavailable_error"),
+    errors.EngineSilentError: Statuses(
+        StatusCode.UNAVAILABLE, 503, "service_unavailable_error", "engine_silent"
+    ),
     errors.EngineDeadError: Statuses(StatusCode.UNAVAILABLE, 503, "service_unavailable_error"),
     errors.CheckpointError: Statuses(StatusCode.FAILED_PRECONDITION, 503, "server_error"),
     errors.UnsupportedError: Statuses(StatusCode.UNIMPLEMENTED, 501, _INVALID, "unsupported"),

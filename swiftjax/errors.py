@@ -10,6 +10,7 @@ SwiftJaxError
 ├── QueueFullError         the admission queue is full
 │   └── KeyLimitError          one API key has too many requests at a time
 ├── NotReadyError          loading, warming up or draining
+│   └── EngineSilentError      the engine has not answered for long; it may yet, or is replaced
 ├── EngineDeadError        the engine ended; what it had not answered is lost
 ├── CheckpointError        a checkpoint is missing, broken or does not fit the model
 └── UnsupportedError       this architecture, shape, dtype or GPU is not supported
@@ -56,6 +57,10 @@ class KeyLimitError(QueueFullError):
 
 class NotReadyError(SwiftJaxError):
     """The engine is loading, warming up or draining."""
+
+
+class EngineSilentError(NotReadyError):
+    """The engine has not answered for long."""
 
 
 class EngineDeadError(SwiftJaxError):

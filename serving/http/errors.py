@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 from starlette.exceptions import HTTPException
 
-from swiftjax.errors import QueueFullError, SwiftJaxError
+from swiftjax.errors import EngineDeadError, NotReadyError, QueueFullError, SwiftJaxError
 from swiftjax.serving.http.json_body import FieldError
 from swiftjax.serving.incidents import report_bug
 from swiftjax.serving.status import BUG, statuses_of
 
-# How long a client whose request found the queue full is asked to wait.
+# How long a client is asked to wait whose request found the queue full or the engine away.
 RETRY_AFTER_SECONDS = 1
 
 
@@ -38,7 +38,7 @@ def describe(error: Exception) -> ErrorReply:
         return ErrorReply(BUG.http, _body(report_bug("an HTTP request", error), BUG.kind), {})
     _, status, kind, code = statuses_of(error)
     headers: dict[str, str] = {}
-    if isinstance(error, QueueFullError):
+    if isinstance(error, QueueFullError | NotReadyError | EngineDeadError):
         headers["retry-after"] = str(RETRY_AFTER_SECONDS)
     if status == 401:
         headers["www-authenticate"] = "Bearer"

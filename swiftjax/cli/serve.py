@@ -46,6 +46,14 @@ MaxUnreadTokens = Annotated[
 MaxPausedSeconds = Annotated[
     float, typer.Option(help="Abort it when the client has read nothing for so long.")
 ]
+MaxSilentSeconds = Annotated[
+    float,
+    typer.Option(
+        min=0,
+        help="Refuse calls when the engine has not answered for so long; after twice that it is "
+        "killed and started again. 0: never.",
+    ),
+]
 LogFormat = Annotated[
     Literal["text", "json"], typer.Option(help="How log lines on stderr are written.")
 ]
@@ -122,6 +130,7 @@ def serve(
     load_format: opt.LoadFormatOption = "auto",
     drain_seconds: DrainSeconds = 30.0,
     max_restarts: MaxRestarts = 3,
+    max_silent_seconds: MaxSilentSeconds = 60.0,
     log_format: LogFormat = "text",
     otlp_endpoint: at.OtlpEndpoint = None,
     quiet: opt.Quiet = False,
@@ -195,11 +204,15 @@ def serve(
     quota = None if max_requests_per_key is None else Quota(max_requests_per_key)
     beside = {"tool_parser": tool_call_parser, "tracer": tracer, "quota": quota}
     engines = ServedEngines(config, policy=policy, quiet=quiet, beside=beside)
-    raise typer.Exit(_run(engines, listen, drain_seconds, max_restarts))
+    raise typer.Exit(_run(engines, listen, drain_seconds, max_restarts, max_silent_seconds))
 
 
 def _run(
-    engines: "ServedEngines", listen: "Listen", drain_seconds: float, max_restarts: int
+    engines: "ServedEngines",
+    listen: "Listen",
+    drain_seconds: float,
+    max_restarts: int,
+    max_silent_seconds: float,
 ) -> int:
     import uvloop
 
@@ -213,5 +226,6 @@ def _run(
             announce=print_line,
             tell=notify,
             max_restarts=max_restarts,
+            max_silent_seconds=max_silent_seconds,
         )
     )

@@ -49,6 +49,7 @@ class ServedEngines:
             watch=self._watch,
             session_folder=Path(folder) if folder else None,
             weights=weights,
+            pulse=link,
             **self._beside,
         )
 

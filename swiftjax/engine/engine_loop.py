@@ -20,6 +20,7 @@ from swiftjax.engine.link_messages import (
     News,
     Order,
     Pause,
+    Ping,
     Problem,
     Refused,
     Resume,
@@ -109,6 +110,8 @@ class EngineLoop:
                 self._core.resume(request_id)
             case ForgetPrefixes():
                 self._core.forget_prefixes()
+            case Ping():
+                self._emit(News(self._last_stats))
             case Refused():
                 return order
             case _ if callable(order):

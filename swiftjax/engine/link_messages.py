@@ -133,6 +133,10 @@ class ForgetWeights(Message, frozen=True):
     """What it read last will not be used."""
 
 
+class Ping(Message, frozen=True):
+    """The engine is to show that it takes orders: by news, even if there are none."""
+
+
 class Close(Message, frozen=True):
     """The engine is to end after its step."""
 
@@ -170,7 +174,7 @@ class Ready(Message, frozen=True):
 
 
 SessionOrder = CloseSession | ForkSession | SaveSession | LoadSession
-Order = Submit | Abort | Pause | Resume | ForgetPrefixes | SessionOrder | Close
+Order = Submit | Abort | Pause | Resume | ForgetPrefixes | SessionOrder | Ping | Close
 WeightOrder = ReadWeights | UseWeights | ForgetWeights  # to a process only
 # What a process sends; a Problem, when it cannot be ready.
 Tidings = Ready | Problem | News | WeightsDone

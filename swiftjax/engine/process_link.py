@@ -27,6 +27,7 @@ from swiftjax.engine.link_messages import (
     Message,
     News,
     Pause,
+    Ping,
     Problem,
     ReadWeights,
     Ready,
@@ -126,6 +127,16 @@ class ProcessLink(asyncio.Protocol):
     def forget_prefixes(self) -> None:
         """Send it."""
         self._send(ForgetPrefixes())
+
+    def ping(self) -> None:
+        """Ask for news, which come between two steps."""
+        self._send(Ping())
+
+    def kill(self) -> None:
+        """End a process that does not answer; whoever waits is told of its end."""
+        self._process.kill()
+        if self._transport is not None:
+            self._transport.abort()  # one that hangs in its driver would not die yet
 
     def order_session(self, order: SessionOrder) -> None:
         """Send it; files are read and written by the process."""

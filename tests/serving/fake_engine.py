@@ -1,17 +1,19 @@
 """An engine process over a fake runner: `python -m tests.serving.fake_engine FILE`.
 
 Its job is a JSON object: `core` has the arguments of make_core, `die_after` breaks it at that step,
-it takes `seconds` to build, and `refuse` is an error that it raises then. `path` names its weights;
-with `no_grammars` compiling one is a bug.
+`hang_after` lets that step never return, it takes `seconds` to build, and `refuse` is an error that
+it raises then. `path` names its weights; with `no_grammars` compiling one is a bug.
 """
 
 import json
 import sys
+import threading
 import time
 from typing import cast
 
+from swiftjax.batch import Batch, PageMoves
 from swiftjax.engine.constraint import Constraint
-from swiftjax.engine.core import EngineCore
+from swiftjax.engine.core import EngineCore, PendingTokens
 from swiftjax.engine.engine_process import BuiltEngine, run_engine_process
 from swiftjax.engine.grammar import Grammar, GrammarCompiler
 from swiftjax.engine.link_messages import EngineInfo
@@ -36,6 +38,19 @@ def break_after(core: EngineCore, num_steps: int) -> None:
         return schedule(now, in_flight=in_flight)
 
     core.scheduler.schedule = counted  # type: ignore[method-assign]
+
+
+def hang_after(core: EngineCore, num_steps: int) -> None:
+    """Let a step never return."""
+    dispatch = core._runner.dispatch
+    counter = iter(range(num_steps))
+
+    def counted(batch: Batch, moves: PageMoves) -> PendingTokens:
+        if next(counter, None) is None:
+            threading.Event().wait()
+        return dispatch(batch, moves)
+
+    core._runner.dispatch = counted  # type: ignore[method-assign]
 
 
 def break_grammars() -> None:
@@ -81,6 +96,8 @@ def build(job: bytes) -> BuiltEngine:
         break_grammars()
     if "die_after" in asked:
         break_after(core, asked["die_after"])
+    if "hang_after" in asked:
+        hang_after(core, asked["hang_after"])
     weights = FakeWeights(core)
     weights.read(asked.get("path", ""))
     weights.use()

@@ -2,7 +2,8 @@
 
 Prints the lines that `run_server` announces, and logs JSON on stderr. With --die-after the engine
 breaks at that step; --keys is a file of API keys; --apart runs the engine in a process of its own,
-which takes --load-seconds to be ready and is started again up to --max-restarts times.
+which takes --load-seconds to be ready, never returns from the step --hang-after, is started again
+up to --max-restarts times and may be silent for --max-silent-seconds.
 """
 
 import argparse
@@ -49,6 +50,8 @@ async def start_fake(
     job = {"core": CORE, "seconds": ARGUMENTS.load_seconds, "path": config.model_path}
     if ARGUMENTS.die_after is not None:
         job["die_after"] = ARGUMENTS.die_after
+    if ARGUMENTS.hang_after is not None:
+        job["hang_after"] = ARGUMENTS.hang_after
     link, info = await ProcessLink.start(COMMAND, json.dumps(job).encode())
     print(f"engine process {link.pid}", file=sys.stderr, flush=True)
     return link, info
@@ -71,10 +74,12 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("port", type=int)
     parser.add_argument("--die-after", type=int)
+    parser.add_argument("--hang-after", type=int)
     parser.add_argument("--keys", type=Path)
     parser.add_argument("--apart", action="store_true")
     parser.add_argument("--load-seconds", type=float, default=0.0)
     parser.add_argument("--max-restarts", type=int, default=0)
+    parser.add_argument("--max-silent-seconds", type=float, default=0.0)
     return parser.parse_args()
 
 
@@ -88,5 +93,6 @@ if __name__ == "__main__":
         drain_seconds=20.0,
         announce=lambda line: print(line, flush=True),
         max_restarts=ARGUMENTS.max_restarts,
+        max_silent_seconds=ARGUMENTS.max_silent_seconds,
     )
     sys.exit(uvloop.run(code))
