@@ -71,7 +71,7 @@ class Chats:
             config = GenerationConfig(max_new_tokens=answer_len, ignore_eos=True)
             request = make_request(self.core, self.texts[chat], config, request_id=f"{chat}/{turn}")
             self.core.submit(request)
-            sequences.append((chat, self.core.scheduler._by_id[request.request_id]))
+            sequences.append((chat, self.core.scheduler.sequences.by_id[request.request_id]))
         while self.core.has_work:
             self.core.step()
         for chat, sequence in sequences:

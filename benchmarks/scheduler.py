@@ -55,7 +55,7 @@ def busy_core(policy: str, num_waiting: int, prompt_len: int) -> EngineCore:
         )
         if i == RUNNING - 1:  # these run; whatever comes later waits
             while core.stats().num_waiting or any(
-                s.num_uncomputed > 1 for s in core.scheduler._running.values()
+                s.num_uncomputed > 1 for s in core.scheduler.sequences.running.values()
             ):
                 core.step()
     return core

@@ -73,7 +73,7 @@ class BuiltCore(NamedTuple):
         host_pages = self.swap_bytes // self.memory.page_bytes
         if host_pages:
             per_page, per_token = self.runner.measure(self.buckets.mixed[-1])
-            self.core.scheduler.costs = PreemptionCosts(
+            self.core.scheduler.preemption.costs = PreemptionCosts(
                 host_pages=host_pages, seconds_per_page=per_page, seconds_per_token=per_token
             )
 

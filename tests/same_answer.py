@@ -81,7 +81,7 @@ def _run_once(core: EngineCore, asks: SequenceOf[Ask], how: Circumstances) -> li
     while core.has_work:
         steps += 1
         if how.preempt_every and steps % how.preempt_every == 0:
-            core.scheduler.preempt_next()
+            core.scheduler.preemption.preempt_next()
         for output in core.step():
             tokens, logprobs = answers.get(output.request_id, ([], []))
             tokens += output.token_ids

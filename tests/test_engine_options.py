@@ -38,10 +38,10 @@ def test_without_warm_up_only_what_is_needed_is_compiled(checkpoint: Path) -> No
     assert answers[0] == answers[1]
     assert 0 < cold.built.runner.num_compiles < before == warm.built.runner.num_compiles
     # Swap is there once it was measured, with or without a whole warm-up.
-    assert warm.built.core.scheduler.costs.seconds_per_page > 0
-    assert cold.built.core.scheduler.costs.host_pages == 0
+    assert warm.built.core.scheduler.preemption.costs.seconds_per_page > 0
+    assert cold.built.core.scheduler.preemption.costs.host_pages == 0
     cold.built.measure_swap()
-    assert cold.built.core.scheduler.costs.host_pages > 0
+    assert cold.built.core.scheduler.preemption.costs.host_pages > 0
     assert cold.generate([[1, 2, 3]], FOUR)[0].token_ids == answers[0]
 
 

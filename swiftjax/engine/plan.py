@@ -39,6 +39,7 @@ class PlanDraft:
         self.num_tokens = 0
         self._step_sizes = step_sizes
         self.in_flight = in_flight  # whether the step before is still to be read
+        self.is_short = False  # of pages: somebody gave way in this plan, or waits until others do
         self.work: list[Work] = []
         self.admitted: list[Sequence] = []
         self.out: list[PageMove] = []

@@ -1,6 +1,6 @@
 """The engine's mutable record of one request.
 
-Only the scheduler changes a Sequence. Invariants: `0 <= computed_len <= total_len`; while it runs
+Only the scheduler and its parts change a Sequence. Invariants: `0 <= computed_len <= total_len`; while it runs
 it owns `ceil(computed_len / page_size) - num_dropped` pages and one row; in other states neither.
 """
 

@@ -48,7 +48,7 @@ def make_header(scheduler: Scheduler) -> str:
         | {"policy": policy_name(scheduler.config.policy)},
         page_size=scheduler.pool.page_size,
         num_pages=scheduler.pool.num_pages,
-        costs=asdict(scheduler.costs),
+        costs=asdict(scheduler.preemption.costs),
     )
 
 

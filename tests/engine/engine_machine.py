@@ -118,7 +118,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule()
     def preempt(self) -> None:
-        self.core.scheduler.preempt_next()
+        self.core.scheduler.preemption.preempt_next()
         self.step(1)
 
     @rule()

@@ -41,7 +41,7 @@ def test_finished_deadlines_do_not_stay_for_ever() -> None:
     for _ in range(120):
         core.submit(make_request(core, [1], GenerationConfig(max_new_tokens=1), deadline=math.inf))
         run_to_end(core)
-    assert len(core.scheduler._deadlines) < 70
+    assert len(core.scheduler.deadlines) < 70
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
@@ -55,7 +55,7 @@ def test_who_left_the_queue_does_not_stay_while_nobody_starts(policy: str) -> No
     for i in range(500):
         core.submit(make_request(core, [1], request_id=f"leaves {i}"))
         core.abort(f"leaves {i}")
-    assert len(core.scheduler._waiting._heap) < 80
+    assert len(core.scheduler.sequences.waiting._heap) < 80
     assert list(run_to_end(core))[-3:] == [request.request_id for request in stays]
 
 
@@ -69,7 +69,7 @@ def test_clients_that_left_are_forgotten_in_time() -> None:
     for i in range(5):
         core.submit(make_request(core, [1], client_id=f"client {i}"))
     run_to_end(core)
-    assert not core.scheduler._served._num_open
+    assert not core.scheduler.served._num_open
 
 
 def test_a_client_that_stayed_away_starts_where_the_others_are() -> None:

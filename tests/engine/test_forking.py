@@ -148,7 +148,7 @@ def test_preempted_parents_and_forks_give_the_same(
     while run.core.has_work:
         steps += 1
         if steps % 3 == 0:
-            run.core.scheduler.preempt_next()
+            run.core.scheduler.preemption.preempt_next()
         run.step()
     run.assert_right()
     assert run.core.scheduler.num_preemptions > 3
@@ -159,10 +159,10 @@ def preempt_first_choice(run: Run) -> Sequence:
     run.core.submit(make_request(run.core, [9], request_id="b"))
     run.step()
     run.step()
-    leader = run.core.scheduler._by_id["a/0"]
+    leader = run.core.scheduler.sequences.by_id["a/0"]
     assert leader.num_uncomputed == 1
-    run.core.scheduler._victim = lambda running: leader
-    run.core.scheduler.preempt_next()
+    run.core.scheduler.preemption.choose_victim = lambda running: leader
+    run.core.scheduler.preemption.preempt_next()
     run.step()
     return leader
 
@@ -172,7 +172,7 @@ def test_forks_wait_until_a_preempted_parent_is_back(costs: PreemptionCosts | No
     run = Run(13, 3, 5, max_num_batched_tokens=8, costs=costs)
     leader = preempt_first_choice(run)
     assert leader.state == ("swapped" if costs else "preempted")
-    assert run.core.scheduler._forks.num_forking == 2
+    assert run.core.scheduler.sequences.forks.num_forking == 2
     run.finish()
     run.assert_right()
 
@@ -219,12 +219,16 @@ def test_a_page_that_this_very_step_fills_is_not_copied() -> None:
     for _ in range(5):
         run.step()
     for name in ("x", "a/0"):
-        scheduler._victim = lambda running, name=name: scheduler._by_id[name]
-        scheduler.preempt_next()
+        scheduler.preemption.choose_victim = lambda running, name=name: scheduler.sequences.by_id[
+            name
+        ]
+        scheduler.preemption.preempt_next()
         run.step()
     run.core.abort("y")
     scheduler.pool.forget_published()
     run.step()  # x and a/0 are back and share x's pages; the fork may start a step later
-    assert scheduler._by_id["a/0"].page_ids[:4] == scheduler._by_id["x"].page_ids[:4]
+    assert (
+        scheduler.sequences.by_id["a/0"].page_ids[:4] == scheduler.sequences.by_id["x"].page_ids[:4]
+    )
     run.finish()
     run.assert_right()

@@ -174,7 +174,7 @@ def test_json_object_is_an_object() -> None:
 def test_constrained_rows_keep_to_themselves_and_outlive_preemption() -> None:
     """Beside a free row, and with pages for one at a time."""
     core = make_core(max_num_seqs=3)
-    core.scheduler.preempt_next()
+    core.scheduler.preemption.preempt_next()
     config = GenerationConfig(max_new_tokens=20)
     free = resolve_request(
         "free", [97], config, vocab_size=VOCAB_SIZE, max_model_len=1024,
@@ -190,7 +190,7 @@ def test_constrained_rows_keep_to_themselves_and_outlive_preemption() -> None:
     tokens: dict[tuple[str, int], list[int]] = {}
     for step in range(100):
         if step % 3 == 0:
-            core.scheduler.preempt_next()
+            core.scheduler.preemption.preempt_next()
         for output in core.step():
             tokens.setdefault((output.request_id, output.index), []).extend(output.token_ids)
     assert core.scheduler.num_preemptions > 3 and not core.has_work

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from swiftjax.engine.core import EngineCore
 from swiftjax.engine.preemption import PreemptionCosts
 from swiftjax.engine.request import GenerationConfig
+from swiftjax.engine.sequence import Sequence
 from tests.fakes import ContextRunner, context_hash, make_fake_core, make_request
 
 VOCAB, PAGE = 50, 4
@@ -61,7 +62,7 @@ def _run(core: EngineCore, requests: list[Any], preempt_every: int) -> dict[str,
             if abort == step:
                 core.abort(f"r{i}")
         if preempt_every and step % preempt_every == 0:
-            core.scheduler.preempt_next()
+            core.scheduler.preemption.preempt_next()
         for output in core.step():
             assert output.request_id not in ended, "told something after its end"
             tokens[output.request_id] += output.token_ids
@@ -123,13 +124,13 @@ def test_nobody_is_preempted_while_a_step_is_in_flight(swap: bool) -> None:
     for prompt in ([1, 2, 3], [3, 2, 1]):
         core.submit(make_request(core, prompt, GenerationConfig(max_new_tokens=12)))
     in_flight_then = []
-    preempt = core.scheduler._preempt
+    preempt = core.scheduler.sequences.preempt
 
-    def spy(*args: Any) -> None:
-        in_flight_then.append(any(s.num_unread for s in core.scheduler._running.values()))
-        preempt(*args)
+    def spy(sequence: Sequence, *, swapped: bool) -> None:
+        in_flight_then.append(any(s.num_unread for s in core.scheduler.sequences.running.values()))
+        preempt(sequence, swapped=swapped)
 
-    core.scheduler._preempt = spy  # type: ignore[method-assign]
+    core.scheduler.sequences.preempt = spy  # type: ignore[method-assign]
     while core.has_work:
         core.step()
         core.scheduler.check_integrity()

@@ -72,5 +72,5 @@ def test_the_machine_meets_both_preemptions_shared_prefixes_and_forks() -> None:
         swapped = max(0, len(runner.swapped) - before[1])
         swaps += swapped
         recomputes += core.scheduler.num_preemptions - before[0] - swapped
-        cached += sum((s.num_cached or 0) > 0 for s in core.scheduler._running.values())
+        cached += sum((s.num_cached or 0) > 0 for s in core.scheduler.sequences.running.values())
     assert swaps > 3 and recomputes > 3 and cached > 20 and runner.num_copies > 10

@@ -118,7 +118,7 @@ def test_a_turn_goes_on_as_if_nothing_had_been(seed: int, overlaps: bool) -> Non
         elif draw.randrange(30) == 0:
             core.abort(some.request_id)
         elif draw.randrange(20) == 0:
-            core.scheduler.preempt_next()
+            core.scheduler.preemption.preempt_next()
         talks.step()
     assert talks.num_turns > 20 and talks.num_forked > 2 and talks.num_cached > 200
     assert core.scheduler.num_preemptions > 1

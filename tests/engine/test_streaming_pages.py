@@ -25,7 +25,7 @@ def disturb(core: EngineCore, draw: random.Random, names: list[str]) -> set[str]
     some, aborted = draw.choice(names), set()
     match draw.randrange(12):
         case 0:
-            core.scheduler.preempt_next()
+            core.scheduler.preemption.preempt_next()
         case 1:
             core.pause(some)
         case 2 if draw.randrange(4) == 0 and some in core.scheduler:
@@ -74,7 +74,7 @@ def test_no_page_leaves_too_early_or_comes_back_wrong(seed: int, overlaps: bool)
             answers[output.request_id] += output.token_ids
         core.scheduler.check_integrity()
         num_swapped += len(runner.swapped)
-        num_dropped += sum(s.num_dropped > 0 for s in core.scheduler._running.values())
+        num_dropped += sum(s.num_dropped > 0 for s in core.scheduler.sequences.running.values())
     assert num_dropped > 100 and core.scheduler.num_preemptions > 10 and num_swapped
     assert core.stats().num_free_pages == PAGES and not runner.host
     for name, request in asked.items():

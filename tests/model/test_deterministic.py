@@ -45,7 +45,7 @@ def _answers(engine: Engine, others: int = 0, preempt_every: int = 0) -> list[An
     while not done.keys() >= set(ids):
         steps += 1
         if preempt_every and steps % preempt_every == 0:
-            scheduler.preempt_next()
+            scheduler.preemption.preempt_next()
         engine.step()
         done |= {answer.request_id: answer for answer in engine.get_completed_requests()}
     while engine.built.core.has_work:
@@ -67,7 +67,7 @@ def test_bit_equal_in_any_company(engine: Engine) -> None:
     finally:
         object.__setattr__(normal, "max_num_batched_tokens", 2048 if ON_GPU else 64)
     assert _answers(engine, others=3, preempt_every=5) == want  # computed again
-    scheduler.costs = PreemptionCosts(host_pages=10_000, seconds_per_token=1.0)
+    scheduler.preemption.costs = PreemptionCosts(host_pages=10_000, seconds_per_token=1.0)
     assert _answers(engine, others=3, preempt_every=5) == want  # swapped
     engine.generate([prompt_of(LENGTH, 1)], WATCHED)
     assert scheduler.pool.num_idle > 0  # warm prefix cache

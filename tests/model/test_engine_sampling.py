@@ -42,7 +42,7 @@ def test_b063_no_compilation_after_warm_up() -> None:
             config = GenerationConfig(max_new_tokens=int(rng.integers(1, 9)), **mix)
             core.submit(make_request(core, prompt_of(length), config))
             if length % 5 == 0:
-                core.scheduler.preempt_next()
+                core.scheduler.preemption.preempt_next()
             core.step()
         run_to_end(core)
     assert runner.num_compiles == count  # type: ignore[attr-defined]
@@ -66,7 +66,7 @@ def test_b017_preemption_keeps_counts_and_prompt_scores() -> None:
         scores: tuple[float | None, ...] = ()
         for step in range(200):
             if preempt and step in (2, 8):
-                core.scheduler.preempt_next()
+                core.scheduler.preemption.preempt_next()
             for output in core.step():
                 if output.request_id == me.request_id:
                     tokens += output.token_ids

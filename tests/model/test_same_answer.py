@@ -39,7 +39,7 @@ def answers(
     while core.has_work:
         steps += 1
         if preempt_every and steps % preempt_every == 0:
-            core.scheduler.preempt_next()
+            core.scheduler.preemption.preempt_next()
         for output in core.step():
             results[output.request_id][0].extend(output.token_ids)
             results[output.request_id][1].extend(output.logprobs)

@@ -154,7 +154,7 @@ def test_a_session_survives_preemption(engine: Engine) -> None:
         nonlocal steps
         steps += 1
         if steps % 7 == 0:
-            core.scheduler.preempt_next()
+            core.scheduler.preemption.preempt_next()
         return plain()
 
     with engine.open_session(streaming=STREAMING, seed=2) as session:

@@ -18,7 +18,7 @@ SWAP = PreemptionCosts(host_pages=64, seconds_per_token=1.0)
 
 def point_of(core: EngineCore, request_id: str, max_new_tokens: int) -> str:
     """Where a request stands: what is about to be cancelled."""
-    sequences = core.scheduler._by_id
+    sequences = core.scheduler.sequences.by_id
     sequence = sequences.get(request_id) or sequences.get(f"{request_id}/0")
     if sequence is None:
         return "finished"
@@ -48,7 +48,7 @@ def test_p2_cancels_on_the_core(overlaps: bool) -> None:
             core.submit(request)
         for _ in range(rng.choice([0, 1, 2, 3, 4, 9, 15])):
             if rng.random() < 0.3:
-                core.scheduler.preempt_next()
+                core.scheduler.preemption.preempt_next()
             core.step()
         victim = rng.choice(requests).request_id
         point = point_of(core, victim, new)
@@ -58,7 +58,7 @@ def test_p2_cancels_on_the_core(overlaps: bool) -> None:
         core.step()
         core.scheduler.check_integrity()
         assert core.stats().num_free_pages == core.stats().num_pages
-        assert not core.has_work and not core.scheduler._forks.num_forking
+        assert not core.has_work and not core.scheduler.sequences.forks.num_forking
     assert set(points) == {"queued", "prefill", "decode", "preempted", "last token", "finished"}
     assert min(points.values()) >= 5
 

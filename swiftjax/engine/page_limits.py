@@ -1,6 +1,6 @@
-"""Which pages a streaming sequence may own, and which leave it. Called by the scheduler.
+"""How many pages a sequence may own, and which leave a streaming one. Called by the scheduler.
 
-An ordinary sequence keeps all its pages; nothing here changes one.
+An ordinary sequence keeps all its pages until it ends or is preempted.
 """
 
 from swiftjax.engine.page_pool import PagePool
@@ -13,11 +13,13 @@ from swiftjax.errors import InvalidRequestError
 def limit_pages(sequence: Sequence, pool: PagePool, rows: RowTable) -> int:
     """Most pages that a sequence will own at a time.
 
-    Raises InvalidRequestError for sinks and a window that the engine has no room for.
+    Raises InvalidRequestError for a request, or sinks and a window, that the cache can never hold.
     """
     size, all_pages = pool.page_size, pool.pages_for(sequence.max_cached_len)
     streaming = sequence.streaming
     if streaming is None:
+        if all_pages > pool.num_pages:
+            raise _too_long(sequence, pool.num_pages * size)
         return all_pages
     most = min(pool.num_pages, rows.page_table.shape[1])
     least = streaming.least_pages(size)
@@ -29,6 +31,14 @@ def limit_pages(sequence: Sequence, pool: PagePool, rows: RowTable) -> int:
             f"{(least - most) * size}, or raise max_model_len and max_total_token_num"
         )
     return min(all_pages, most, streaming.most_pages(size))
+
+
+def _too_long(sequence: Sequence, capacity: int) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"prompt ({sequence.prompt_len}) + max_new_tokens ({sequence.request.max_new_tokens}) "
+        f"needs {sequence.max_cached_len} KV slots; the cache has {capacity} in all. At most "
+        f"{capacity + 1 - sequence.prompt_len} new tokens fit; raise max_total_token_num"
+    )
 
 
 def drop_expired(sequence: Sequence, streaming: Streaming, pool: PagePool, rows: RowTable) -> None:
