@@ -1,7 +1,8 @@
 """The engine's mutable record of one request.
 
-Only the scheduler and its parts change a Sequence. Invariants: `0 <= computed_len <= total_len`; while it runs
-it owns `ceil(computed_len / page_size) - num_dropped` pages and one row; in other states neither.
+Only the scheduler and its parts change a Sequence. Invariants: `0 <= computed_len <= total_len`;
+while it runs it owns `ceil(computed_len / page_size) - num_dropped` pages and one row; in other
+states neither.
 """
 
 from typing import Literal
