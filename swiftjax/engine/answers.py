@@ -5,7 +5,7 @@ The blocking engine and the asynchronous one both read answers through this. Kno
 
 from collections.abc import Sequence as SequenceOf
 
-from swiftjax.engine.detokenizer import TextStream
+from swiftjax.engine.detokenizer import TextDelta, TextStream
 from swiftjax.engine.request import (
     PromptLogprobs,
     Request,
@@ -41,15 +41,22 @@ class AnswerStream:
 
         Outputs after the end of a choice are dropped: a stop string ends it before the engine can.
         """
+        if len(self._choices) == 1:
+            return self._merge(self._choices[0], outputs)
         deltas = []
         for choice in self._choices:
-            mine = outputs
-            if len(self._choices) > 1:
-                mine = [output for output in outputs if output.index == choice.index]
-            if mine and not choice.is_done:
-                deltas.append(choice.merge(mine))
-                self._num_open -= choice.is_done
+            mine = [output for output in outputs if output.index == choice.index]
+            deltas += self._merge(choice, mine)
         return deltas
+
+    def _merge(
+        self, choice: "_ChoiceStream", outputs: SequenceOf[StepOutput]
+    ) -> list[StreamOutput]:
+        if choice.is_done or not outputs:
+            return []
+        delta = choice.merge(outputs)
+        self._num_open -= choice.is_done
+        return [delta]
 
 
 class _ChoiceStream:
@@ -64,35 +71,64 @@ class _ChoiceStream:
 
     def merge(self, outputs: SequenceOf[StepOutput]) -> StreamOutput:
         """Join outputs up to the one that ends the choice."""
-        texts, self._echo = [self._echo], ""
+        if len(outputs) == 1:  # as nearly all are: nothing to join
+            (output,) = outputs
+            delta = self._push(output)
+            return self._write(
+                delta,
+                delta.text,
+                output.token_ids,
+                output.logprobs,
+                output.top_logprobs,
+                output.prompt,
+            )
+        texts: list[str] = []
         token_ids: list[int] = []
         logprobs: list[float] = []
         top: list[TopLogprobs] = []
         prompt: PromptLogprobs | None = None
         for output in outputs:
-            delta = self._text.push(output.token_ids, output.finish_reason)
+            delta = self._push(output)
             texts.append(delta.text)
             token_ids += output.token_ids
             logprobs += output.logprobs
             top += output.top_logprobs
             prompt = prompt or output.prompt
-            # The last output may come without it: the request was aborted, or its time was up.
-            self._num_cached_tokens = max(self._num_cached_tokens, output.num_cached_tokens)
-            if delta.finish_reason is not None:
-                self.is_done = True
+            if self.is_done:
                 break
+        return self._write(
+            delta, "".join(texts), tuple(token_ids), tuple(logprobs), tuple(top), prompt
+        )
+
+    def _push(self, output: StepOutput) -> TextDelta:
+        # The last output may come without it: the request was aborted, or its time was up.
+        self._num_cached_tokens = max(self._num_cached_tokens, output.num_cached_tokens)
+        delta = self._text.push(output.token_ids, output.finish_reason)
+        self.is_done = delta.finish_reason is not None
+        return delta
+
+    def _write(
+        self,
+        last: TextDelta,
+        text: str,
+        token_ids: tuple[int, ...],
+        logprobs: tuple[float, ...],
+        top_logprobs: tuple[TopLogprobs, ...],
+        prompt: PromptLogprobs | None,
+    ) -> StreamOutput:
+        echo, self._echo = self._echo, ""
         self._num_output_tokens += len(token_ids)
         return StreamOutput(
             request_id=self._request.request_id,
-            text="".join(texts),
-            token_ids=tuple(token_ids),
-            logprobs=tuple(logprobs),
-            finish_reason=delta.finish_reason,
+            text=echo + text,
+            token_ids=token_ids,
+            logprobs=logprobs,
+            finish_reason=last.finish_reason,
             num_prompt_tokens=len(self._request.prompt_token_ids),
             num_output_tokens=self._num_output_tokens,
-            matched_stop=delta.matched_stop,
+            matched_stop=last.matched_stop,
             index=self.index,
-            top_logprobs=tuple(top),
+            top_logprobs=top_logprobs,
             prompt=prompt,
             num_cached_tokens=self._num_cached_tokens,
         )

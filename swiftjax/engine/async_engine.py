@@ -9,10 +9,10 @@ import secrets
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
 from dataclasses import replace
 
 from swiftjax.config import ReaderLimits, SessionLimits
+from swiftjax.engine.answer_reader import AnswerReader
 from swiftjax.engine.answers import AnswerStream
 from swiftjax.engine.async_sessions import AsyncSession, AsyncSessions
 from swiftjax.engine.core import CoreStats, EngineLimits
@@ -33,7 +33,6 @@ from swiftjax.engine.session import Turn
 from swiftjax.engine.step_meter import StepReport
 from swiftjax.engine.tokenizer import Tokenizer
 from swiftjax.errors import (
-    DeadlineError,
     EngineDeadError,
     InvalidRequestError,
     SwiftJaxError,
@@ -105,10 +104,13 @@ class AsyncEngine:
         if config.constraint is not None:
             grammar = await asyncio.to_thread(self._grammars.compile, config.constraint)
         request = self._resolve(request_id, prompt, config, options, arrival, timeout, grammar)
-        answers = self._read(AnswerStream(request, self.tokenizer, text), request, timeout)
-        async with aclosing(answers):
-            async for output in answers:
-                yield output
+        reader = self._submit(AnswerStream(request, self.tokenizer, text), request, timeout)
+        try:
+            while not reader.is_done:
+                for output in await reader.take():
+                    yield output
+        finally:
+            reader.close()
 
     async def _answer_turn(
         self,
@@ -131,39 +133,17 @@ class AsyncEngine:
         turn = Turn(session.text, request, session.end)
         session.begin()
         answer, num_tokens = AnswerStream(turn.request, self.tokenizer, None), 0
-        answers = self._read(answer, turn.request, timeout, turn)
         try:
-            async for output in answers:
-                num_tokens = output.num_output_tokens
-                yield output
+            reader = self._submit(answer, turn.request, timeout, turn)
+            try:
+                while not reader.is_done:
+                    for output in await reader.take():
+                        num_tokens = output.num_output_tokens
+                        yield output
+            finally:
+                reader.close()
         finally:
-            await answers.aclose()
             turn.read(num_tokens if answer.is_done else None)
-
-    async def _read(
-        self,
-        answer: AnswerStream,
-        request: Request,
-        timeout: float | None,
-        turn: Turn | None = None,
-    ) -> AsyncGenerator[StreamOutput, None]:
-        """Submit a request and yield what comes until its answer is whole; abort what is left."""
-        config, options = request.generation, request.options
-        mailbox = self._submit(request, turn)
-        try:
-            while not answer.is_done:
-                for output in answer.merge(await mailbox.take()):
-                    if output.finish_reason == "time_limit" and _comes_first(timeout, options):
-                        raise DeadlineError(f"the deadline of {timeout:g} s has passed")
-                    is_stopped = output.finish_reason == "stop" and config.n > 1
-                    if is_stopped and not mailbox.engine_is_done:  # else another may have the id
-                        # Of a stop string only this side knows; other choices go on.
-                        self._link.abort(request.request_id, output.index)
-                    yield output
-        finally:
-            mailbox.close()
-            if not mailbox.engine_is_done:
-                self._link.abort(request.request_id)
 
     def has(self, request_id: str) -> bool:
         """Whether the engine may still speak of a request of this id."""
@@ -243,7 +223,13 @@ class AsyncEngine:
             num_checked=num_checked,
         )
 
-    def _submit(self, request: Request, turn: Turn | None) -> Mailbox:
+    def _submit(
+        self,
+        answer: AnswerStream,
+        request: Request,
+        timeout: float | None,
+        turn: Turn | None = None,
+    ) -> AnswerReader:
         try:
             self._check_new(request)
         except SwiftJaxError:
@@ -253,7 +239,7 @@ class AsyncEngine:
         mailbox = Mailbox(request, self._link, self._reader_limits, turn)
         self._mailboxes[request.request_id] = mailbox
         self._link.submit(request)
-        return mailbox
+        return AnswerReader(answer, request, mailbox, self._link, timeout)
 
     def _check_alive(self) -> None:
         self._bind_to_running_loop()
@@ -288,9 +274,3 @@ class AsyncEngine:
             self._mailboxes.clear()
             self.sessions.fail(error)
             self._ended.set()
-
-
-def _comes_first(timeout: float | None, options: RequestOptions) -> bool:
-    """Whether it was the caller's timeout that has passed, not the request's own limit."""
-    limit = options.time_limit
-    return timeout is not None and (limit is None or timeout <= limit)

@@ -29,16 +29,19 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
         self._spaces_to_drop = tokenizer.leading_spaces
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._rest = b""  # of a character that is not complete
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Return the characters that these tokens complete."""
-        pieces = [self._tokenizer.token_bytes(i, self._skip_special_tokens) for i in token_ids]
-        return self._trim(self._decoder.decode(b"".join(pieces)))
+        token_bytes, skip = self._tokenizer.token_bytes, self._skip_special_tokens
+        data = self._rest + b"".join([token_bytes(i, skip) for i in token_ids])
+        text, num_used = codecs.utf_8_decode(data, "replace", False)
+        self._rest = data[num_used:]
+        return self._trim(text) if self._spaces_to_drop else text
 
     def finish(self) -> str:
         """Return U+FFFD for a character that was cut off, else nothing. Call once, at the end."""
-        return self._trim(self._decoder.decode(b"", final=True))
+        return self._trim(self._rest.decode("utf-8", "replace"))
 
     def _trim(self, text: str) -> str:
         while self._spaces_to_drop and text:
@@ -128,6 +131,7 @@ class TextStream:
 
     def __init__(self, tokenizer: TokenTexts, generation: GenerationConfig) -> None:
         self._detokenizer = Detokenizer(tokenizer)
+        self._has_stops = bool(generation.stop)
         self._stops = StopStrings(tuple(generation.stop), include=generation.include_stop_str)
         self._finished = False
 
@@ -146,6 +150,8 @@ class TextStream:
         text = self._detokenizer.push(token_ids)
         if self._finished:
             text += self._detokenizer.finish()
+        if not self._has_stops:
+            return TextDelta(text, finish_reason, stop_token)
         scan = self._stops.push(text)
         if scan.matched is not None:
             self._finished = True

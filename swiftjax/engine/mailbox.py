@@ -35,7 +35,7 @@ class Mailbox:
         self._num_unread = 0  # tokens
         self._error: SwiftJaxError | None = None
         self._is_open = True
-        self._arrived = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None  # waits for what is new
         self._pause: asyncio.TimerHandle | None = None  # runs while the request is paused
         self._expiry = None if request.deadline is None else self._watch(request, request.deadline)
 
@@ -46,14 +46,15 @@ class Mailbox:
 
     def put(self, output: StepOutput) -> None:
         """Take what the engine says; pause the request when that gets too much."""
-        self._num_open -= output.finish_reason is not None
         if self._turn is not None:
             self._turn.record(output)
         self._put(output)
-        behind = self._num_unread > self._max_unread
-        if self.engine_is_done:
-            self._end_pause()  # the id may soon name another request
-        elif behind and self._is_open and self._pause is None:
+        if output.finish_reason is not None:
+            self._num_open -= 1
+            if self._num_open == 0:
+                self._end_pause()  # the id may soon name another request
+                return
+        if self._num_unread > self._max_unread and self._is_open and self._pause is None:
             self._link.pause(self._request_id)
             self._pause = asyncio.get_running_loop().call_later(
                 self._limits.max_paused_seconds, self._give_up
@@ -66,12 +67,13 @@ class Mailbox:
             self._turn.fall_silent()
         self._end_pause()
         self._error = error
-        self._arrived.set()
+        self._wake()
 
     async def take(self) -> list[StepOutput]:
-        """Give all unread outputs, at least one."""
-        await self._arrived.wait()
-        self._arrived.clear()
+        """Give all unread outputs, at least one; for one reader."""
+        if not self._outputs and self._error is None:
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
         if self._error is not None:
             raise self._error
         outputs, self._outputs, self._num_unread = self._outputs, [], 0
@@ -105,10 +107,18 @@ class Mailbox:
             for index in range(request.generation.n)
         ]
         delay = deadline - time.monotonic()
-        return asyncio.get_running_loop().call_later(delay, self._put, *expired)
+        return asyncio.get_running_loop().call_later(delay, self._expire, expired)
 
-    def _put(self, *outputs: StepOutput) -> None:
+    def _expire(self, outputs: list[StepOutput]) -> None:
+        for output in outputs:
+            self._put(output)
+
+    def _put(self, output: StepOutput) -> None:
         if self._is_open:
-            self._outputs.extend(outputs)
-            self._num_unread += sum(len(output.token_ids) for output in outputs)
-            self._arrived.set()
+            self._outputs.append(output)
+            self._num_unread += len(output.token_ids)
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
