@@ -5,6 +5,7 @@ whole next step; the host knows which sampler a batch needs anyway. A forward pa
 batch shape, a sampler per number of rows. Called by `runner.py` only.
 """
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -35,8 +36,8 @@ from swiftjax.model.step_results import as_bits
 Sampler = Literal["greedy", "random", "filtered", "full"]
 SAMPLERS: tuple[Sampler, ...] = get_args(Sampler)
 
-# Tracing shares one interpreter; the compiler runs beside it.
-NUM_THREADS = 4
+# Tracing shares one interpreter; the compiler runs beside it, one program on one core.
+NUM_THREADS = max(4, min(16, os.cpu_count() or 1))
 
 
 class State(NamedTuple):

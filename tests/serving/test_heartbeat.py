@@ -78,7 +78,7 @@ def test_p5_an_engine_that_stays_silent_is_killed_and_replaced() -> None:
                 client.wait_until_serving(10.0)
                 if num_engines == 2:  # stopped before its step hangs
                     os.kill(engine_pids(server)[1], signal.SIGSTOP)
-                with pytest.raises(NotReadyError, match="SIGKILL|started again"):
+                with pytest.raises(NotReadyError, match=r"SIGKILL|started again"):
                     pool.submit(ask, client, count).result(3.0)
                 assert is_gone(engine_pids(server)[num_engines - 1])
         client.wait_until_serving(10.0)
