@@ -52,6 +52,10 @@ class FakeRunner:
         for name in moves.drop:
             self.swapped.remove(name)
 
+    def fetch_copy(self, key: str) -> bool:
+        """Whether nobody has lost it."""
+        return True
+
     def read_copy(self, key: str, num_pages: int) -> list[np.ndarray]:
         """Pages without contents."""
         assert key in self.swapped
@@ -202,6 +206,17 @@ class ContextRunner(FakeRunner):
             seed = int(batch.sampling.seeds[row, 0])
             tokens.append(context_hash(context.tolist(), self.vocab_size, seed))
         return tokens
+
+
+class LossyRunner(ContextRunner):
+    """Finds every third copy lost that is to come back."""
+
+    num_fetched = 0
+
+    def fetch_copy(self, key: str) -> bool:
+        """Whether nobody has lost it."""
+        self.num_fetched += 1
+        return self.num_fetched % 3 > 0
 
 
 def context_hash(tokens: list[int], vocab_size: int, seed: int = 0) -> int:

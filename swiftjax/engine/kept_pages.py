@@ -7,13 +7,17 @@ tokens and page ids, no sequences; where a copy lies is for the runner. Called b
 
 import itertools
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
 from typing import NamedTuple
 
 from swiftjax.batch import PageMove
 from swiftjax.engine.page_pool import PagePool
 from swiftjax.engine.streaming import Streaming
+
+# Copies of preempted requests are named by their ids, which clients may choose, but without control
+# characters: so none of them can be the name of a session's copy.
+SESSION_KEY = "\nsession"
 
 
 class KeptLimits(NamedTuple):
@@ -70,10 +74,12 @@ class KeptPages:
     def __init__(self, pool: PagePool, limits: KeptLimits) -> None:
         self.num_on_device = 0  # pages, one that two sessions share counted twice
         self.num_stored = 0
+        # Has a copy at hand that is to move in, or says that it is lost; the core sets this.
+        self.fetch: Callable[[str], bool] = lambda key: True
         self._pool = pool
         self._limits = limits
         self._entries: OrderedDict[str, Kept] = OrderedDict()  # the least recently used first
-        self._keys = (f"session copy {number}" for number in itertools.count())
+        self._keys = (f"{SESSION_KEY} {number}" for number in itertools.count())
         self._out: list[PageMove] = []
         self._unused: list[str] = []  # copies without an owner
 

@@ -87,6 +87,10 @@ class SequencePages:
         if not self.kept.make_room(fresh, spare=session):
             sequence.num_dropped = 0
             return False
+        if kept.copy is not None and not self.kept.fetch(kept.copy.key):
+            sequence.num_dropped = 0
+            self.kept.drop(session)
+            return self._start_from_cache(sequence)
         self.kept.take(session)
         pages = list(kept.page_ids)
         if kept.copy is not None:
@@ -165,6 +169,10 @@ class SequencePages:
         # A plan without work would lose the move.
         if not self.kept.make_room(self._needed(sequence)):
             return False
+        if not self.kept.fetch(sequence.request.request_id):
+            self.drop_copy(sequence)
+            sequence.num_swapped = sequence.computed_len = sequence.num_dropped = 0
+            return self.start(draft, sequence)
         pages = self._pool.allocate(sequence.num_swapped)
         assert pages is not None
         draft.back.append(PageMove(sequence.request.request_id, tuple(pages)))

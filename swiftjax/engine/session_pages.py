@@ -11,11 +11,11 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from swiftjax.batch import PageMove, PageMoves
-from swiftjax.engine.kept_pages import Kept, KeptPages
+from swiftjax.engine.kept_pages import SESSION_KEY, Kept, KeptPages
 from swiftjax.engine.streaming import Streaming
 from swiftjax.errors import InvalidRequestError
 
-_TO_SAVE = "session to save"
+_TO_SAVE = f"{SESSION_KEY} to save"
 
 
 @runtime_checkable
@@ -26,8 +26,12 @@ class PageStore(Protocol):
         """Move pages between two steps."""
         ...
 
+    def fetch_copy(self, key: str) -> bool:
+        """Have pages at hand that were moved out, to be moved in or read; False: they are lost."""
+        ...
+
     def read_copy(self, key: str, num_pages: int) -> list[np.ndarray]:
-        """The contents of pages that were moved out."""
+        """The contents of pages that were fetched."""
         ...
 
     def load_copy(self, key: str, num_pages: int, chunks: SequenceOf[np.ndarray]) -> None:
@@ -57,6 +61,7 @@ class SessionPages:
     def __init__(self, kept: KeptPages, store: PageStore, page_size: int) -> None:
         self._kept = kept
         self._store = store
+        kept.fetch = store.fetch_copy
         self._page_size = page_size
 
     def close(self, session: str) -> None:
@@ -72,20 +77,24 @@ class SessionPages:
         self._kept.fork(session, fork)
 
     def save(self, session: str, token_ids: SequenceOf[int]) -> SavedPages:
-        """Copy what a session keeps of its text, and leave it; no pages if that is nothing."""
+        """Copy what a session keeps of its text, and leave it; no pages where there are none."""
         kept, size = self._kept.get(session), self._page_size
         fingerprint = self._store.fingerprint()
+        nothing = SavedPages(fingerprint, size, 0, 0, "", 0, ())
         known = 0 if kept is None else kept.usable_len([*token_ids, -1], size)
         if kept is None or not known:
-            return SavedPages(fingerprint, size, 0, 0, "", 0, ())
+            return nothing
         out, unused = self._kept.take_moves()
         own = [] if kept.copy else [PageMove(_TO_SAVE, kept.page_ids)]
         self._store.move(PageMoves(out=(*out, *own), drop=tuple(unused)))
         key = kept.copy.key if kept.copy else _TO_SAVE
         num_pages = -(-known // size) - kept.num_dropped
-        chunks = tuple(self._store.read_copy(key, num_pages))
+        is_there = self._store.fetch_copy(key)
+        chunks = tuple(self._store.read_copy(key, num_pages)) if is_there else ()
         if own:
             self._store.move(PageMoves(drop=(_TO_SAVE,)))
+        if not is_there:
+            return nothing
         return SavedPages(fingerprint, size, known, kept.num_dropped, kept.salt, num_pages, chunks)
 
     def load(

@@ -7,6 +7,7 @@ the runner before a step.
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -42,15 +43,19 @@ class KVSwap:
         self._copy = jax.jit(copy_pages, donate_argnums=0).lower(kv_cache, ids, ids).compile()
 
     def apply(self, kv_cache: KVCache, moves: PageMoves) -> KVCache:
-        """Move out, in, and page to page, then drop; the cache given is replaced by the result."""
+        """Move out, in, and page to page, then drop; the cache given is replaced by the result.
+
+        What moves in must have been fetched, unless it moves out with the same call.
+        """
+        moved: dict[str, list[Any]] = {}  # which may be on their way to disk already
         for move in moves.out:
-            chunks = [
+            moved[move.key] = chunks = [
                 jax.device_put(self._gather(kv_cache, ids), self._host)
                 for ids in self._chunks(move.page_ids, padding=0)
             ]
             self._copies.put(move.key, chunks)
         for move in moves.back:
-            chunks = self._copies.get(move.key)
+            chunks = moved[move.key] if move.key in moved else self._copies.get(move.key)
             targets = self._chunks(move.page_ids, self._num_pages)
             for ids, chunk in zip(targets, chunks, strict=True):
                 kv_cache = self._scatter(kv_cache, ids, jax.device_put(chunk, self._device))
@@ -60,10 +65,15 @@ class KVSwap:
             kv_cache = self._copy(kv_cache, *chunk)
         for key in moves.drop:
             self._copies.drop(key)
+        self._copies.forget_fetched()
         return kv_cache
 
+    def fetch(self, key: str) -> bool:
+        """Have a copy at hand for the next `apply` or `read_copy`; False when it is lost."""
+        return self._copies.fetch(key)
+
     def read_copy(self, key: str, num_pages: int) -> list[np.ndarray]:
-        """The first pages of a copy, in chunks on the host; the last one without its padding."""
+        """The first pages of a fetched copy, chunks on the host; the last without its padding."""
         count = -(-num_pages // PAGES_PER_CHUNK)
         chunks = [np.asarray(chunk) for chunk in self._copies.get(key)[:count]]
         chunks[-1] = chunks[-1][:, : num_pages - PAGES_PER_CHUNK * (count - 1)]

@@ -132,6 +132,10 @@ class ModelRunner:
         kv_cache = self._swapper().apply(self._state.kv_cache, moves)
         self._state = self._state._replace(kv_cache=kv_cache)
 
+    def fetch_copy(self, key: str) -> bool:
+        """Have pages at hand that were moved out, to move them in; False when they are lost."""
+        return self._swapper().fetch(key)
+
     def read_copy(self, key: str, num_pages: int) -> list[np.ndarray]:
         """The contents of pages that were moved out, on the host."""
         return self._swapper().read_copy(key, num_pages)

@@ -9,7 +9,14 @@ from swiftjax.engine.core import EngineCore
 from swiftjax.engine.preemption import PreemptionCosts
 from swiftjax.engine.request import GenerationConfig
 from tests.engine.engine_machine import EngineMachine
-from tests.fakes import ContextRunner, context_oracle, make_fake_core, make_request
+from tests.fakes import (
+    ContextRunner,
+    LossyRunner,
+    context_oracle,
+    make_fake_core,
+    make_request,
+    run_to_end,
+)
 
 VOCAB, PAGES, PAGE = 97, 12, 4
 # A quarter of the sequences are cheaper to move than to compute again, and the host has few pages.
@@ -74,3 +81,19 @@ def test_the_machine_meets_both_preemptions_shared_prefixes_and_forks() -> None:
         recomputes += core.scheduler.num_preemptions - before[0] - swapped
         cached += sum((s.num_cached or 0) > 0 for s in core.scheduler.sequences.running.values())
     assert swaps > 3 and recomputes > 3 and cached > 20 and runner.num_copies > 10
+
+
+def test_swapped_pages_that_are_lost_are_computed_again() -> None:
+    runner = LossyRunner(VOCAB, PAGES, PAGE)
+    core = make_fake_core(
+        vocab_size=VOCAB, num_pages=PAGES, page_size=PAGE, max_model_len=44, max_num_seqs=3,
+        max_num_batched_tokens=40, costs=COSTS, runner=runner,
+    )  # fmt: skip
+    want = {}
+    for i in range(40):
+        prompt = [*BASES[i % 3][: 8 + i % 9], i]
+        request = make_request(core, prompt, GenerationConfig(max_new_tokens=10 + i % 8))
+        want[request.request_id] = context_oracle(prompt, request.max_new_tokens, VOCAB)
+        core.submit(request)
+    assert run_to_end(core) == want
+    assert runner.num_fetched > 6

@@ -6,12 +6,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
+from swiftjax.engine.checks import check_label
 from swiftjax.engine.core import EngineCore
-from swiftjax.engine.kept_pages import KeptLimits
+from swiftjax.engine.kept_pages import SESSION_KEY, KeptLimits
 from swiftjax.engine.request import GenerationConfig
 from swiftjax.engine.session_pages import SavedPages
 from swiftjax.engine.streaming import Streaming
-from tests.fakes import ContextRunner, context_oracle, make_fake_core, make_request
+from swiftjax.errors import InvalidRequestError
+from tests.fakes import ContextRunner, LossyRunner, context_oracle, make_fake_core, make_request
 
 VOCAB, PAGES, PAGE = 50, 60, 4
 KINDS = (Streaming(sink=4, window=13), Streaming(sink=0, window=1), None)
@@ -101,7 +103,8 @@ class Talks:
 @pytest.mark.parametrize("seed", range(3))
 def test_a_turn_goes_on_as_if_nothing_had_been(seed: int, overlaps: bool) -> None:
     draw = random.Random(seed)
-    runner = ContextRunner(VOCAB, PAGES, PAGE)
+    """Copies that are lost, by a disk that is full, are no more than computed again."""
+    runner = (LossyRunner if seed == 1 else ContextRunner)(VOCAB, PAGES, PAGE)
     limits = [KeptLimits(30, 40), KeptLimits(0, 60), KeptLimits(60, 0)][seed]
     core = make_fake_core(
         vocab_size=VOCAB, num_pages=PAGES, page_size=PAGE, max_model_len=160,
@@ -150,3 +153,9 @@ def test_more_pages_than_a_sequence_may_own_are_not_taken_from_a_file() -> None:
         for output in core.step():
             found += output.token_ids
     assert found == context_oracle(tokens, 5, VOCAB, 0, streaming)
+
+
+def test_no_request_can_name_the_copy_of_a_session() -> None:
+    """Whose pages it would come back with, when it was swapped out."""
+    with pytest.raises(InvalidRequestError, match="control character"):
+        check_label("request_id", SESSION_KEY)

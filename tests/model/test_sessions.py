@@ -1,11 +1,13 @@
 """Sessions of the blocking engine over a tiny model: turns go on exactly, wherever pages went."""
 
+import errno
 import hashlib
+import os
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -14,6 +16,7 @@ from swiftjax.build import build_core
 from swiftjax.config import KVCacheDtype, SessionLimits
 from swiftjax.engine.session_file import SavedSession, read_session, write_session
 from swiftjax.errors import InvalidRequestError
+from swiftjax.model import page_copies
 from tests.tiny_checkpoints import tiny_config, tiny_tensors, write_checkpoint
 
 STREAMING = Streaming(sink=4, window=40)
@@ -129,6 +132,7 @@ def test_pages_leave_for_the_host_and_for_disk_and_come_back(engine: Engine, fol
     [engine.generate(["x" * 150], TEN) for _ in range(2)]
     kept = engine.built.core.scheduler.kept
     assert engine.built.runner.copies.num_on_disk and kept.num_stored
+    assert not list(folder.iterdir())  # files without names can't be left behind
     for i, session in enumerate(sessions):
         length = len(session)
         answer = session.generate(TEN)
@@ -141,8 +145,43 @@ def test_pages_leave_for_the_host_and_for_disk_and_come_back(engine: Engine, fol
         session.close()
     engine.generate(["x"], TEN)
     assert engine.built.core.stats().num_free_pages == 128
-    engine.built.runner.copies._writer.submit(int).result()  # all before it is written
-    assert not [path for path in folder.rglob("*") if path.is_file()]
+    assert not engine.built.runner.copies.num_on_disk
+
+
+def test_lost_files_of_pages_are_computed_again(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine goes on, and so does the session, at the cost of its text."""
+    engine = build(checkpoint, device_share=0.0, host_gib=0.0, folder=str(tmp_path))
+    copies = engine.built.runner.copies
+    copies._host_bytes = 0
+
+    def refuse(folder: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    config = replace(MANY, max_new_tokens=60, seed=4, streaming=STREAMING)
+    want = list(engine.generate(["Once upon a time"], config)[0].token_ids)
+    for what in ("cut", "unreadable", "full disk"):
+        if what == "full disk":
+            monkeypatch.setattr(page_copies, "_open", refuse)
+        with engine.open_session(streaming=STREAMING, seed=4) as session:
+            session.append("Once upon a time")
+            tokens = in_turns(session, 50)
+            engine.generate(["x"], TEN)  # whose steps carry the pages out
+            [copy] = copies._on_disk.values()
+            assert copy.written is not None and not list(tmp_path.iterdir())
+            copy.written.result()
+            if copy._file is not None:
+                copy._file.truncate(100)
+            if what == "unreadable":
+                copy._file = cast(Any, open(os.devnull, "ab"))  # noqa: SIM115
+            file = tmp_path / "talk"
+            session.save(file)  # without pages, which is no less of a session
+            answer = session.generate(TEN)
+            assert answer.num_cached_tokens == 0 and want == [*tokens, *answer.token_ids]
+            with engine.restore_session(file) as restored:
+                assert restored.generate(TEN).token_ids == answer.token_ids
+            file.unlink()
 
 
 def test_a_session_survives_preemption(engine: Engine) -> None:
