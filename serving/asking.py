@@ -1,5 +1,6 @@
 """From what a caller of our clients gives to messages of swiftjax.v1; both clients use it."""
 
+import uuid
 from collections.abc import Sequence
 
 from swiftjax.engine.request import GenerationConfig, RequestOptions
@@ -20,7 +21,9 @@ def make_request(
     session: str,
 ) -> pb.GenerateRequest:
     """Write a request; raises InvalidRequestError unless it has a prompt, or in a session none."""
-    request = pb.GenerateRequest(request_id=request_id, session=session)
+    # grpc may send a call again whose answer was lost: the turn must not be added twice.
+    turn_id = uuid.uuid4().hex if session else ""
+    request = pb.GenerateRequest(request_id=request_id, session=session, turn_id=turn_id)
     num_prompts = sum(prompt is not None for prompt in (text, messages, token_ids))
     if num_prompts > 1 or not (num_prompts or session):
         raise InvalidRequestError("give exactly one of text, messages and token_ids")

@@ -114,8 +114,12 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
         if request.session:
             session = find_session(self.served, request.session, current_caller().name)
             content = messages.read_content(request, session.text.longest)
-            stream = session.stream(config, content=content, options=options, **whole)
+            stream = session.stream(
+                config, content=content, options=options, turn_id=request.turn_id, **whole
+            )
             return self._watch(stream, request, config)
+        if request.turn_id:
+            raise InvalidRequestError("turn_id belongs to the turns of a session: leave it out")
         prompt = await self._read_prompt(request, engine.limits.longest(config.streaming))
         if options.time_limit is not None:
             left = options.time_limit - (time.monotonic() - arrival)

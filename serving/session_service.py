@@ -40,7 +40,7 @@ class SessionService(pb_grpc.SessionServiceServicer):
         content = messages.read_content(request, session.text.longest)
         if content is None:
             raise InvalidRequestError("nothing to append: set text, chat or token_ids")
-        await session.append(content)
+        await session.append(content, turn_id=request.turn_id)
         return pb.AppendSessionResponse(num_tokens=len(session))
 
     async def ForkSession(

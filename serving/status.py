@@ -25,6 +25,8 @@ _INVALID = "invalid_request_error"
 
 STATUSES: dict[type[errors.SwiftJaxError], Statuses] = {
     errors.InvalidRequestError: Statuses(StatusCode.INVALID_ARGUMENT, 400, _INVALID),
+    # Not 409, which OpenAI's client takes for a reason to try once more.
+    errors.RepeatedTurnError: Statuses(StatusCode.ALREADY_EXISTS, 400, _INVALID, "turn_repeated"),
     errors.UnauthenticatedError: Statuses(
         StatusCode.UNAUTHENTICATED, 401, "authentication_error", "invalid_api_key"
     ),

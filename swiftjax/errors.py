@@ -2,6 +2,7 @@
 
 SwiftJaxError
 ├── InvalidRequestError    a bad value, an over-long prompt, a request that can never fit
+│   └── RepeatedTurnError      a session has had a turn of this id
 ├── UnauthenticatedError   the API key is missing or wrong
 ├── ForbiddenError         the API key lacks the right
 ├── NotFoundError          unknown model or adapter
@@ -25,6 +26,10 @@ class SwiftJaxError(Exception):
 
 class InvalidRequestError(SwiftJaxError, ValueError):
     """A request that cannot be served as written."""
+
+
+class RepeatedTurnError(InvalidRequestError):
+    """A turn of this id is under way or in the session's text."""
 
 
 class UnauthenticatedError(SwiftJaxError):

@@ -104,6 +104,7 @@ class Options(Struct, kw_only=True, forbid_unknown_fields=True):
     cache_salt: Label | None = None
     streaming: StreamingOptions | None = None
     session: Label | None = None  # the prompt is added to its text, and the answer after it
+    turn_id: Label | None = None  # of such a turn, which is taken once
 
 
 class OpenSessionBody(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -163,6 +164,7 @@ class AppendBody(Struct, kw_only=True, forbid_unknown_fields=True):
     session: Label
     prompt: str | list[TokenId] | None = None
     messages: Annotated[list[Message], Meta(min_length=1)] | None = None
+    turn_id: Label | None = None
 
 
 class ChatBody(Options, kw_only=True, forbid_unknown_fields=True):

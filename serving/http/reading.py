@@ -45,6 +45,7 @@ class Asked(NamedTuple):
     stream: bool
     include_usage: bool
     options: RequestOptions
+    turn_id: str = ""
 
 
 def read_completion(body: CompletionBody, longest: int) -> tuple[list[Prompt], Asked]:
@@ -204,7 +205,9 @@ def _asked(
         cache_salt=body.cache_salt or "",
         time_limit=body.time_limit,
     )
-    return Asked(config, bool(body.stream), include_usage, options)
+    if body.turn_id and not body.session:
+        raise FieldError("turn_id belongs to the turns of a session: leave it out", "turn_id")
+    return Asked(config, bool(body.stream), include_usage, options, body.turn_id or "")
 
 
 def prefix_hash(prompt: Prompt) -> str:

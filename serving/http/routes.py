@@ -174,7 +174,11 @@ class Routes:
         if session is not None:
             content = prompts[0] or None
             turn = session.stream(
-                asked.config, content=content, options=options, request_id=answer_id
+                asked.config,
+                content=content,
+                options=options,
+                request_id=answer_id,
+                turn_id=asked.turn_id,
             )
             return [turn]
         return [

@@ -66,7 +66,7 @@ class SessionRoutes:
         if isinstance(body.prompt, str):
             check_text(len(body.prompt), longest)
         content = read_messages(body.messages or (), longest) if body.messages else body.prompt
-        await session.append(content or ())
+        await session.append(content or (), turn_id=body.turn_id or "")
         return _describe(session)
 
     async def fork(self, request: Request) -> Response:

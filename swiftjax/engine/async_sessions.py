@@ -6,12 +6,14 @@ Made by `AsyncEngine`, which runs the turns.
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 from swiftjax.config import SessionLimits
 from swiftjax.engine.chat_turns import Messages, read_content
+from swiftjax.engine.checks import check_label
 from swiftjax.engine.core import EngineLimits
 from swiftjax.engine.engine_link import EngineLink
 from swiftjax.engine.link_messages import (
@@ -30,9 +32,12 @@ from swiftjax.engine.tokenizer import Tokenizer
 from swiftjax.errors import (
     InvalidRequestError,
     QueueFullError,
+    RepeatedTurnError,
     SwiftJaxError,
     UnknownSessionError,
 )
+
+MAX_TURN_IDS = 64  # of the last turns; who tries again does so soon
 
 
 class AsyncSession:
@@ -43,6 +48,7 @@ class AsyncSession:
         self.text = text
         self.last_used = time.monotonic()
         self._sessions = sessions
+        self._turn_ids: deque[str] = deque(maxlen=MAX_TURN_IDS)
         self._is_claimed = False
         self._is_idle = asyncio.Event()
         self._is_idle.set()
@@ -61,10 +67,11 @@ class AsyncSession:
         """Tokens of text so far."""
         return len(self.text.token_ids)
 
-    async def append(self, content: Prompt | Messages) -> None:
-        """Add text, token ids or messages, as `Session.append` does."""
-        async with self._claim():
+    async def append(self, content: Prompt | Messages, *, turn_id: str = "") -> None:
+        """Add text, token ids or messages, as `Session.append` does; `turn_id` as in `stream`."""
+        async with self._claim(turn_id):
             await self._append(content)
+            self._turn_ids.append(turn_id)
 
     async def _append(self, content: Prompt | Messages) -> None:
         ids = await asyncio.to_thread(
@@ -81,15 +88,18 @@ class AsyncSession:
         options: RequestOptions | None = None,
         request_id: str | None = None,
         timeout: float | None = None,
+        turn_id: str = "",
     ) -> AsyncGenerator[StreamOutput, None]:
         """Append `content`, go on with the text, and yield, as `AsyncEngine.stream` does.
 
         The answer becomes part of the text. One that is not read to its end does as far as it was
         made. A turn that was refused, or left before the engine had it, leaves the text as it was.
-        `options` are this turn's, but for the cache salt, which is the session's.
+        `options` are this turn's, but for the cache salt, which is the session's. Raises
+        RepeatedTurnError where a turn of the same `turn_id` is under way or in the text.
         """
-        async with self._claim():
+        async with self._claim(turn_id):
             length, has_begun = len(self), False
+            self._turn_ids.append(turn_id)
             try:
                 if content is not None:
                     await self._append(content)
@@ -103,6 +113,7 @@ class AsyncSession:
             except (SwiftJaxError, asyncio.CancelledError):
                 if not has_begun and not self.text.is_busy:
                     del self.text.token_ids[length:]
+                    self._turn_ids.pop()
                 raise
 
     async def fork(self) -> "AsyncSession":
@@ -132,8 +143,14 @@ class AsyncSession:
         self._sessions.forget_closed(self)
 
     @asynccontextmanager
-    async def _claim(self) -> AsyncIterator[None]:
+    async def _claim(self, turn_id: str = "") -> AsyncIterator[None]:
         """Be the one who reads or changes it, once the engine has said its last word on a turn."""
+        check_label("turn_id", turn_id)
+        if turn_id and turn_id in self._turn_ids:
+            raise RepeatedTurnError(
+                f"a turn {turn_id!r:.80} is under way or in the session's text: what it adds is "
+                "added once, so go on with a turn of another turn_id"
+            )
         if self._is_claimed:
             raise InvalidRequestError(UNDER_WAY)
         self._is_claimed = True

@@ -167,3 +167,43 @@ def test_a_session_belongs_to_the_key_that_opened_it(tmp_path: Path) -> None:
 
     keys = [KeyEntry(http.KEY), KeyEntry("other-key-of-good-length")]
     run_http(body, tmp_path, *keys)
+
+
+def test_a_turn_is_taken_once(tmp_path: Path) -> None:
+    async def body(service: Service, stub: pb_grpc.SessionServiceStub) -> None:
+        session = (await stub.OpenSession(pb.OpenSessionRequest())).session
+        append = pb.AppendSessionRequest(session=session, text="a", turn_id="first")
+        await stub.AppendSession(append)
+        code, details = await status_of(stub.AppendSession(append))
+        assert code == grpc.StatusCode.ALREADY_EXISTS and "'first'" in details
+        # What was refused may be tried again under its name.
+        wrong = pb.GenerateRequest(
+            session=session, text="b", turn_id="second", sampling=pb.SamplingOptions(n=2)
+        )
+        assert (await status_of(service.stub.Generate(wrong)))[0] == invalid
+        asked = {"session": session, "text": "b", "turn_id": "second"}
+        assert (await turn(service, **asked))[1].prompt_tokens == 2
+        again = pb.GenerateRequest(**asked)  # type: ignore[arg-type]
+        assert (await status_of(service.stub.Generate(again)))[0] == grpc.StatusCode.ALREADY_EXISTS
+        assert (await turn(service, **asked | {"turn_id": "third"}))[1].prompt_tokens == 8
+        alone = pb.GenerateRequest(text="b", turn_id="x")
+        assert "turns of a session" in (await status_of(service.stub.Generate(alone)))[1]
+
+    invalid = grpc.StatusCode.INVALID_ARGUMENT
+    run(body, tmp_path)
+
+
+def test_a_turn_over_http_is_taken_once(tmp_path: Path) -> None:
+    async def body(service: HttpService) -> None:
+        session = (await service.post("/v1/sessions", {}))["id"]
+        asked = {"session": session, "max_tokens": 5, "prompt": "a", "turn_id": "first"}
+        await service.post("/v1/completions", asked)
+        for path in ("/v1/completions", "/v1/sessions/append"):
+            body = {name: asked[name] for name in ("session", "prompt", "turn_id")}
+            refused = await service.client.post(path, json=body)
+            assert refused.status_code == 400
+            assert refused.json()["error"]["code"] == "turn_repeated"
+        alone = await service.client.post("/v1/completions", json={"prompt": "a", "turn_id": "x"})
+        assert alone.status_code == 400 and alone.json()["error"]["param"] == "turn_id"
+
+    run_http(body, tmp_path)
