@@ -18,25 +18,20 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import grpc
-import httpx
 import uvloop
 
+from benchmarks.front_end_clients import Read, open_grpc, open_http
 from benchmarks.records import commit, cpu_name, write_records
-from swiftjax.serving.proto import swiftjax_pb2 as pb
 
 RESULTS = Path(__file__).parent / "results" / "cpu"
 NUM_STREAMS = 64
 SECONDS = 3.0
-GENERATE = "/swiftjax.v1.GenerationService/Generate"
 # How long a step of the engine takes beside its planning, which sets how many tokens are offered.
 STEP_SECONDS = (0.006, 0.003, 0.0015)
-
-Read = Callable[[int], AsyncIterator[int]]  # (length) -> numbers of tokens, as they come
 
 
 class Server(NamedTuple):
@@ -90,43 +85,9 @@ def serve(step_seconds: float) -> int:
     return uvloop.run(running)
 
 
-@asynccontextmanager
-async def open_grpc(served: Server) -> AsyncIterator[Read]:
-    """A client that reads whole messages."""
-    async with grpc.aio.insecure_channel(served.grpc) as channel:
-        call = channel.unary_stream(
-            GENERATE,
-            request_serializer=pb.GenerateRequest.SerializeToString,
-            response_deserializer=pb.GenerateResponse.FromString,
-        )
-
-        async def read(length: int) -> AsyncIterator[int]:
-            stop = pb.StopOptions(max_new_tokens=length, ignore_eos=True)
-            async for response in call(pb.GenerateRequest(text="a", stop=stop)):
-                yield len(response.token_ids)
-
-        yield read
-
-
-@asynccontextmanager
-async def open_http(served: Server) -> AsyncIterator[Read]:
-    """A client that splits server-sent events, and parses none: a token is a byte of text here."""
-    limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(timeout=None, limits=limits, trust_env=False) as client:
-
-        async def read(length: int) -> AsyncIterator[int]:
-            body = {"prompt": "a", "max_tokens": length, "ignore_eos": True, "stream": True}
-            body |= {"temperature": 0}
-            async with client.stream(
-                "POST", f"{served.http}/v1/completions", json=body
-            ) as response:
-                response.raise_for_status()
-                async for data in response.aiter_raw():
-                    for event in data.split(b"\n\n"):
-                        if event.startswith(b'data: {"id'):
-                            yield 1
-
-        yield read
+def open_client(served: Server, protocol: str) -> AbstractAsyncContextManager[Read]:
+    """Open the client of a protocol."""
+    return open_grpc(served.grpc) if protocol == "grpc" else open_http(served.http)
 
 
 class Cost(NamedTuple):
@@ -203,10 +164,9 @@ def cpu_seconds(pid: int) -> float:
 
 def measure(protocol: str, step_seconds: float, rounds: int) -> list[dict[str, Any]]:
     """The best of some rounds against one server, as records."""
-    open_client = open_grpc if protocol == "grpc" else open_http
 
     async def main(served: Server) -> tuple[list[Cost], list[float], list[float]]:
-        async with open_client(served) as read:
+        async with open_client(served, protocol) as read:
             costs = [await measure_cost(read, served) for _ in range(rounds)]
             alone = await measure_first(read, 0, step_seconds)
             return costs, alone, await measure_first(read, NUM_STREAMS // 2, step_seconds)

@@ -20,15 +20,13 @@ from swiftjax.errors import ForbiddenError, InvalidRequestError
 from swiftjax.serving.access_log import log_call, request_id_from
 from swiftjax.serving.caller import Caller, set_caller
 from swiftjax.serving.http.errors import ClientGone, describe
+from swiftjax.serving.http.protocol import MAX_HEADER_BYTES
 from swiftjax.serving.http.replies import JsonReply
 from swiftjax.serving.keys import KeyRing
 from swiftjax.serving.metrics import Metrics
 
 OPEN_PATHS = frozenset(("/health", "/ready"))
 MAX_BODY_BYTES = 16 * 2**20
-# uvicorn gives up on headers that are this long and not complete; those that came in one piece
-# are counted here.
-MAX_HEADER_BYTES = 16 * 2**10
 # A client that sends slower than this is not sending.
 BODY_SECONDS = 60.0
 CLIENT_GONE = 499  # a status for the log: nobody was there to be sent one

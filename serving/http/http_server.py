@@ -13,7 +13,8 @@ import uvicorn
 
 from swiftjax.errors import SwiftJaxError
 from swiftjax.serving.gate import Gate
-from swiftjax.serving.http.app import MAX_HEADER_BYTES, make_app
+from swiftjax.serving.http.app import make_app
+from swiftjax.serving.http.protocol import HttpProtocol
 from swiftjax.serving.http.routes import Routes
 from swiftjax.serving.keys import KeyRing
 from swiftjax.serving.metrics import Metrics
@@ -46,8 +47,7 @@ class HttpServer:
         self.address = f"{'https' if tls else 'http'}://{bracketed}:{self.port}"
         config = uvicorn.Config(
             make_app(self._routes.router(), keys, metrics, allowed_origins),
-            http="h11",  # the other parser has no limit on the size of headers
-            h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+            http=HttpProtocol,
             ws="none",
             lifespan="off",
             log_config=None,

@@ -3,14 +3,14 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, asynccontextmanager
-from functools import partial
+from time import monotonic
 
-import msgspec
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from swiftjax.engine.request import StreamOutput
 from swiftjax.serving.http.errors import ClientGone, ErrorReply
+from swiftjax.serving.http.events import END, EventWriter, event
 from swiftjax.serving.http.writing import AnswerWriter
 from swiftjax.serving.merging import Indexed
 
@@ -40,54 +40,70 @@ class EventStream(Response):
         self.init_headers(headers | {"cache-control": "no-cache", "x-accel-buffering": "no"})
         self._first = first
         self._rest = rest
-        self._writer = writer
+        self._events_of = EventWriter(writer)
         self._describe = describe
         self._include_usage = include_usage
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events; cancelled when the client goes away."""
         async with _patience() as patience, aclosing(self._rest):
-            deliver = partial(_deliver, send, patience)
-            start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-            await deliver(start)
+            patience.since = monotonic()
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             async with aclosing(self._events()) as events:
                 async for data in events:
-                    await deliver({"type": "http.response.body", "body": data, "more_body": True})
-            await deliver({"type": "http.response.body", "body": b"", "more_body": False})
+                    patience.since = monotonic()
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
+                    patience.since = None
+            patience.since = monotonic()
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _events(self) -> AsyncGenerator[bytes, None]:
+        write = self._events_of.write
         try:
-            yield self._write(*self._first)
-            async for indexed in self._rest:
-                if data := self._write(*indexed):
+            yield write(*self._first)
+            async for prompt_index, output in self._rest:
+                if data := write(prompt_index, output):
                     yield data
         except Exception as error:
             # A client must not take what it got for a whole answer.
-            yield _event(self._describe(error).body)
+            yield event(self._describe(error).body)
             return
         if self._include_usage:
-            yield _event(self._writer.usage_chunk())
-        yield b"data: [DONE]\n\n"
+            yield self._events_of.usage()
+        yield END
 
-    def _write(self, prompt_index: int, output: StreamOutput) -> bytes:
-        return b"".join(map(_event, self._writer.chunks(prompt_index, output)))
+
+class _Patience:
+    """Ends an answer of which a client takes nothing for SEND_SECONDS.
+
+    Looks now and then: a timer for every event would take as long as the event.
+    """
+
+    def __init__(self, limit: asyncio.Timeout) -> None:
+        self.since: float | None = None  # when what is being sent was given to the client
+        self._limit = limit
+        self._look()
+
+    def _look(self) -> None:
+        if self.since is not None and monotonic() - self.since >= SEND_SECONDS:
+            self._limit.reschedule(0.0)
+        else:
+            loop = asyncio.get_running_loop()
+            self._next = loop.call_later(SEND_SECONDS / 10, self._look)
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._next.cancel()
 
 
 @asynccontextmanager
-async def _patience() -> AsyncGenerator[asyncio.Timeout, None]:
-    """A limit that runs while something is delivered; one for all of it, because one costs time."""
+async def _patience() -> AsyncGenerator[_Patience, None]:
     try:
         async with asyncio.timeout(None) as limit:
-            yield limit
+            patience = _Patience(limit)
+            try:
+                yield patience
+            finally:
+                patience.stop()
     except TimeoutError:
         raise ClientGone from None
-
-
-async def _deliver(send: Send, patience: asyncio.Timeout, message: Message) -> None:
-    patience.reschedule(asyncio.get_running_loop().time() + SEND_SECONDS)
-    await send(message)
-    patience.reschedule(None)
-
-
-def _event(value: object) -> bytes:
-    return b"data: " + msgspec.json.encode(value) + b"\n\n"

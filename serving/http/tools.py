@@ -1,5 +1,6 @@
 """The tools of a chat: what is offered to the model, and what its answer is held to."""
 
+import uuid
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -8,7 +9,7 @@ from swiftjax.engine.tokenizer import Tokenizer
 from swiftjax.serving.http.bodies import ChatBody
 from swiftjax.serving.http.json_body import FieldError
 from swiftjax.serving.http.tool_bodies import NamedTool, OfferedTool
-from swiftjax.serving.tools.calls import CallReader
+from swiftjax.serving.tools.calls import CallDelta, CallReader
 from swiftjax.serving.tools.formats import Tool, ToolFormat, ToolParser, constrain, find_format
 
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -109,3 +110,25 @@ def _read_tool(tool: OfferedTool, name: str) -> Tool:
         schema={**schema, "type": "object"},
         strict=bool(function.strict),
     )
+
+
+def write_call(call: CallDelta) -> dict[str, Any]:
+    """One call as a stream tells it: who is called first, then the arguments in pieces."""
+    if call.name is None:
+        return {"index": call.index, "function": {"arguments": call.arguments}}
+    function = {"name": call.name, "arguments": call.arguments}
+    call_id = f"call_{uuid.uuid4().hex}"
+    return {"index": call.index, "id": call_id, "type": "function", "function": function}
+
+
+def join_calls(pieces: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Put calls together from the pieces that a stream tells."""
+    calls: dict[int, dict[str, Any]] = {}
+    for piece in pieces:
+        function = piece["function"]
+        if "id" in piece:
+            named = {"id": piece["id"], "type": "function"}
+            calls[piece["index"]] = named | {"function": dict(function)}
+        else:
+            calls[piece["index"]]["function"]["arguments"] += function["arguments"]
+    return list(calls.values())

@@ -4,14 +4,13 @@ One writer per request; it counts tokens and remembers what each choice has sent
 """
 
 import time
-import uuid
 from typing import Any
 
 from swiftjax.engine.request import FinishReason, GenerationConfig, Prompt, StreamOutput
 from swiftjax.engine.tokenizer import Tokenizer
 from swiftjax.serving.http.logprobs import Columns, shown_scores, token_list
-from swiftjax.serving.http.tools import ToolUse
-from swiftjax.serving.tools.calls import CallDelta, CallReader
+from swiftjax.serving.http.tools import ToolUse, join_calls, write_call
+from swiftjax.serving.tools.calls import CallReader
 
 # OpenAI's clients know no reason but these; `swiftjax_finish_reason` beside it tells the truth.
 FINISH_REASONS: dict[FinishReason, str] = {
@@ -43,10 +42,23 @@ class AnswerWriter:
         self._whole: dict[int, list[Json]] = {}
         self._begun: set[int] = set()
 
-    def chunks(self, prompt_index: int, output: StreamOutput) -> list[Json]:
-        """Write what is new of one choice as the chunks that tell it."""
-        index = self._count(prompt_index, output)
+    def count(self, prompt_index: int, output: StreamOutput) -> int:
+        """Count the tokens of what is new; gives the number of its choice among all."""
+        index = prompt_index * self._config.n + output.index
+        self._num_prompt_tokens[prompt_index] = output.num_prompt_tokens
+        if output.index == 0:  # the others share its pages, which is no merit of the cache
+            self._num_cached_tokens[prompt_index] = output.num_cached_tokens
+        self._num_output_tokens[index] = output.num_output_tokens
+        return index
+
+    def chunks(self, index: int, output: StreamOutput) -> list[Json]:
+        """Write what is new of a choice as the chunks that tell it."""
         return [self._chunk([choice]) for choice in self._deltas(index, output)]
+
+    def is_plain(self, index: int, output: StreamOutput) -> bool:
+        """Whether it is one chunk, which differs from others of its choice by its text only."""
+        has_text = output.text and output.finish_reason is None
+        return bool(has_text) and self._config.logprobs is None
 
     def usage_chunk(self) -> Json:
         """Write the last chunk of a stream that was asked for usage."""
@@ -54,7 +66,7 @@ class AnswerWriter:
 
     def add(self, prompt_index: int, output: StreamOutput) -> None:
         """Take what is new of one choice for the whole answer."""
-        index = self._count(prompt_index, output)
+        index = self.count(prompt_index, output)
         self._whole.setdefault(index, []).extend(self._deltas(index, output))
 
     def whole(self) -> Json:
@@ -72,14 +84,6 @@ class AnswerWriter:
             "total_tokens": prompt + output,
             "prompt_tokens_details": {"cached_tokens": sum(self._num_cached_tokens.values())},
         }
-
-    def _count(self, prompt_index: int, output: StreamOutput) -> int:
-        index = prompt_index * self._config.n + output.index
-        self._num_prompt_tokens[prompt_index] = output.num_prompt_tokens
-        if output.index == 0:  # the others share its pages, which is no merit of the cache
-            self._num_cached_tokens[prompt_index] = output.num_cached_tokens
-        self._num_output_tokens[index] = output.num_output_tokens
-        return index
 
     def _chunk(self, choices: list[Json]) -> Json:
         return self._head | {"object": self.chunk_kind, "choices": choices}
@@ -171,6 +175,10 @@ class ChatWriter(AnswerWriter):
         self._tools = tools
         self._readers: dict[int, CallReader] = {}
 
+    def is_plain(self, index: int, output: StreamOutput) -> bool:
+        """See above; the first chunk names a role, and calls of tools are no text."""
+        return super().is_plain(index, output) and self._tools is None and index in self._begun
+
     def _deltas(self, index: int, output: StreamOutput) -> list[Json]:
         choices = []
         if index not in self._begun:
@@ -198,7 +206,7 @@ class ChatWriter(AnswerWriter):
         read = reader.push(output.text, is_last=output.finish_reason is not None)
         news: Json = {"content": read.content} if read.content else {}
         if read.calls:
-            news["tool_calls"] = [_call(call) for call in read.calls]
+            news["tool_calls"] = [write_call(call) for call in read.calls]
         return news
 
     def _num_calls(self, index: int) -> int:
@@ -209,7 +217,7 @@ class ChatWriter(AnswerWriter):
         deltas = [part["delta"] for part in parts]
         text = "".join(delta.get("content", "") for delta in deltas)
         message = {"role": "assistant", "content": text, "refusal": None}
-        if calls := _join_calls([call for delta in deltas for call in delta.get("tool_calls", ())]):
+        if calls := join_calls([call for delta in deltas for call in delta.get("tool_calls", ())]):
             message |= {"content": text or None, "tool_calls": calls}
         entries = [e for part in parts if part["logprobs"] for e in part["logprobs"]["content"]]
         asked = self._config.logprobs is not None
@@ -221,24 +229,3 @@ class ChatWriter(AnswerWriter):
 
 def _delta(index: int, delta: Json) -> Json:
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-
-
-def _call(call: CallDelta) -> Json:
-    """One call as a stream tells it: who is called first, then the arguments in pieces."""
-    if call.name is None:
-        return {"index": call.index, "function": {"arguments": call.arguments}}
-    function = {"name": call.name, "arguments": call.arguments}
-    call_id = f"call_{uuid.uuid4().hex}"
-    return {"index": call.index, "id": call_id, "type": "function", "function": function}
-
-
-def _join_calls(pieces: list[Json]) -> list[Json]:
-    calls: dict[int, Json] = {}
-    for piece in pieces:
-        function = piece["function"]
-        if "id" in piece:
-            named = {"id": piece["id"], "type": "function"}
-            calls[piece["index"]] = named | {"function": dict(function)}
-        else:
-            calls[piece["index"]]["function"]["arguments"] += function["arguments"]
-    return list(calls.values())

@@ -12,7 +12,7 @@ from benchmarks.front_end import (
     cpu_seconds,
     measure_cost,
     measure_first,
-    open_grpc,
+    open_client,
     server,
 )
 
@@ -28,7 +28,7 @@ def test_p20_front_end_costs_no_more_than_it_may() -> None:
     """
 
     async def main() -> tuple[Cost, list[float], float]:
-        async with open_grpc(served) as read:
+        async with open_client(served, "grpc") as read:
             cost = await measure_cost(read, served, 2.0)
             before = spent(served)
             firsts = await measure_first(read, 0, STEP_SECONDS)
