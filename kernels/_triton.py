@@ -24,14 +24,17 @@ warnings.filterwarnings(
 load = plt.load
 store = plt.store
 
-# Shared memory that one program may use, in bytes, by CUDA compute capability.
-SHARED_MEMORY: Mapping[str, int] = {
-    "8.0": 163 * 1024,
-    "8.6": 99 * 1024,
-    "8.9": 99 * 1024,
-    "9.0": 227 * 1024,
+Capability = tuple[int, int]  # CUDA compute capability
+
+# Shared memory that one program may use, in bytes.
+SHARED_MEMORY: Mapping[Capability, int] = {
+    (8, 0): 163 * 1024,
+    (8, 6): 99 * 1024,
+    (8, 9): 99 * 1024,
+    (9, 0): 227 * 1024,
 }
 SMALLEST_SHARED_MEMORY = 99 * 1024
+FP8_CAPABILITY: Capability = (8, 9)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,47 +50,63 @@ def is_interpreted() -> bool:
     return jax.default_backend() == "cpu"
 
 
+def capability() -> Capability:
+    """What the default device can do; an interpreted kernel is held to what an H200 can."""
+    if is_interpreted():
+        return (9, 0)
+    major, minor = str(getattr(jax.devices()[0], "compute_capability", "0.0")).split(".")
+    return int(major), int(minor)
+
+
 def shared_memory_limit() -> int:
     """Bytes of shared memory that a program may use on the default device."""
-    if is_interpreted():
-        return SHARED_MEMORY["9.0"]
-    capability = str(getattr(jax.devices()[0], "compute_capability", ""))
-    return SHARED_MEMORY.get(capability, SMALLEST_SHARED_MEMORY)
+    return SHARED_MEMORY.get(capability(), SMALLEST_SHARED_MEMORY)
+
+
+def has_fp8() -> bool:
+    """Whether the default device converts e4m3 numbers; Triton ends the process where not."""
+    return capability() >= FP8_CAPABILITY
 
 
 class TileSize(NamedTuple):
     """Query rows and keys of a tile, and how many trips' keys and values are in flight."""
 
-    rows: int
+    rows: int  # a query that is rotated twice counts twice
     block_k: int
     num_stages: int
 
 
 def shared_memory(size: TileSize, width: int, itemsize: int) -> int:
-    """Estimate the bytes of shared memory of an attention program with `width` wide heads."""
+    """Bound the bytes of shared memory of an attention program with `width` wide heads.
+
+    Right for sm_90 and 16-bit queries of 64 rows or more; everything else takes less.
+    """
     return (size.rows + 2 * size.num_stages * size.block_k) * width * itemsize
 
 
-def fit_shared_memory(size: TileSize, *, width: int, itemsize: int, min_rows: int) -> TileSize:
+def fit_shared_memory(
+    size: TileSize, *, width: int, itemsize: int, min_rows: int, rotations: int = 1
+) -> TileSize:
     """Shrink a tile until its estimate is within the device's limit.
 
-    Raises NotImplementedError if the smallest one is still too large.
+    With `rotations` 2 every query row of the tile is there once more, for the sinks. Raises
+    NotImplementedError if the smallest tile is still too large.
     """
     limit = shared_memory_limit()
-    while shared_memory(size, width, itemsize) > limit:
-        rows, block_k, num_stages = size
+    rows, block_k, num_stages = size
+    while shared_memory(TileSize(rotations * rows, block_k, num_stages), width, itemsize) > limit:
         if num_stages > 2:
-            size = TileSize(rows, block_k, num_stages - 1)
+            num_stages -= 1
         elif block_k > 16:
-            size = TileSize(rows, block_k // 2, num_stages)
+            block_k //= 2
         elif rows > max(16, min_rows):
-            size = TileSize(rows // 2, block_k, num_stages)
+            rows //= 2
         else:
             raise NotImplementedError(
-                f"{rows} query rows of width {width} with {itemsize} bytes each do not fit into "
-                f"{limit} bytes of shared memory; use implementation='xla'"
+                f"{rotations * rows} query rows of width {width} with {itemsize} bytes each do "
+                f"not fit into {limit} bytes of shared memory; use implementation='xla'"
             )
-    return size
+    return TileSize(rows, block_k, num_stages)
 
 
 def power_of_two(n: int) -> int:

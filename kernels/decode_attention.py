@@ -73,7 +73,14 @@ class DecodeConfig:
 
 
 def choose_decode_config(
-    *, num_seqs: int, num_kv_heads: int, max_context: int, page_size: int, width: int, itemsize: int
+    *,
+    num_seqs: int,
+    num_kv_heads: int,
+    max_context: int,
+    page_size: int,
+    width: int,
+    itemsize: int,
+    rotations: int = 1,
 ) -> DecodeConfig:
     """Pick tile sizes, and splits enough to give every multiprocessor about four programs.
 
@@ -84,6 +91,7 @@ def choose_decode_config(
         width=width,
         itemsize=itemsize,
         min_rows=16,
+        rotations=rotations,
     )
     wanted = 512 // (num_seqs * num_kv_heads)
     # A split of less than two trips only adds work to the combination.
@@ -117,6 +125,7 @@ def split_decode(
         page_size=page_size,
         width=_triton.power_of_two(head_dim),
         itemsize=q.dtype.itemsize,
+        rotations=1 if streams is None else 2,
     )
     tile = make_tile(k_pages, config.block_k, scale=scale, window=window)
     return _launch_splits(

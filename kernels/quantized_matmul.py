@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32, Int8, Int32, UInt8
 
+from swiftjax.kernels import _triton
 from swiftjax.kernels import quantized_reference as reference
 from swiftjax.kernels.implementation import Implementation, choose_implementation
 from swiftjax.kernels.int4_matmul import int4_tiles
@@ -72,8 +73,11 @@ def fp8_matmul(
     *,
     implementation: Implementation | None = None,
 ) -> Float[Array, "T N"]:
-    """e4m3 weights times e4m3 activations; every token gets its scale here."""
-    if _is_for_triton(x, implementation):
+    """e4m3 weights times e4m3 activations; every token gets its scale here.
+
+    GPUs of a compute capability under 8.9 have no such products and are left to XLA.
+    """
+    if _is_for_triton(x, implementation) and _triton.has_fp8():
         values, row_scale = reference.quantize_rows(x, reference.FP8_MAX)
         rows = values.astype(reference.FP8)
         return narrow_matmul(rows, kernel, scale, row_scale[:, 0], dtype=x.dtype)

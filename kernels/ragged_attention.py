@@ -80,7 +80,7 @@ class RaggedConfig:
 
 
 def choose_ragged_config(
-    *, num_tokens: int, num_seqs: int, group: int, width: int, itemsize: int
+    *, num_tokens: int, num_seqs: int, group: int, width: int, itemsize: int, rotations: int = 1
 ) -> RaggedConfig:
     """Pick tile sizes: large query blocks only where the mean chunk is long.
 
@@ -92,6 +92,7 @@ def choose_ragged_config(
         width=width,
         itemsize=itemsize,
         min_rows=group,
+        rotations=rotations,
     )
     return RaggedConfig(
         rows=size.rows,
@@ -124,6 +125,7 @@ def block_attention(
         group=padded_group,
         width=_triton.power_of_two(head_dim),
         itemsize=q.dtype.itemsize,
+        rotations=1 if streams is None else 2,
     )
     tile = make_tile(k_pages, config.block_k, scale=scale, window=window)
     blocks = query_blocks(query_starts, context_lens, num_tokens, config.rows // padded_group)

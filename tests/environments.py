@@ -15,7 +15,10 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def programs_of(name: str, *packages: str) -> Path:
-    """The folder of executables of environment `.venv-NAME`, which has these packages."""
+    """The folder of executables of environment `.venv-NAME`, which has these packages.
+
+    Options of `pip install` that uv has too may stand among them.
+    """
     folder = ROOT / f".venv-{name}"
     made_of = hashlib.sha256("\n".join((sys.version, *packages)).encode()).hexdigest()[:16]
     mark = folder / f"made-of-{made_of}"

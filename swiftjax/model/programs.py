@@ -106,6 +106,14 @@ class Programs:
 
     def lower_forward(self, shape: BatchShape) -> jax.stages.Lowered:
         """The forward pass of one shape, traced but not compiled."""
+        forward, specs = self.forward_pass(shape)
+        return jax.jit(forward, donate_argnums=1).lower(*specs)
+
+    def forward_pass(self, shape: BatchShape) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """The function that is compiled for a shape, and the shapes of its arguments.
+
+        The second argument is donated.
+        """
         model, is_mixed = self.model, shape.num_tokens > shape.num_seqs
 
         def forward(
@@ -125,8 +133,8 @@ class Programs:
             return logits, total, hidden if is_mixed else None, kv_cache
 
         packed = _words(packed_sizes(shape)[0])
-        args = (model.abstract_params, self._state.kv_cache, self._state.last_tokens, packed)
-        return jax.jit(forward, donate_argnums=1).lower(*args)
+        state = self._state
+        return forward, (self.model.abstract_params, state.kv_cache, state.last_tokens, packed)
 
     def _lower_sampler(self, num_rows: int, kind: Sampler) -> jax.stages.Lowered:
         shape = BatchShape(num_tokens=num_rows, num_seqs=num_rows, max_pages=1)

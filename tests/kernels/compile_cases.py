@@ -1,0 +1,110 @@
+"""Compiles kernels for three GPUs and writes what the compiler says of them, as JSON.
+
+Run by `test_compiled.py` in a process that has the CUDA plugin: `python -m
+tests.kernels.compile_cases FILE`. One line on standard output per case, so that a crash names it.
+"""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+import jax.numpy as jnp
+
+from benchmarks.deviceless import as_on, compile_for
+from benchmarks.gpu_targets import TARGETS
+from swiftjax.batch import BatchShape
+from swiftjax.model.runner import make_programs
+from swiftjax.shapes import SHAPES
+from tests.kernels.cuda_cases import (
+    MODELS,
+    Case,
+    Model,
+    decode_case,
+    decode_estimate,
+    matmul_case,
+    ragged_case,
+    ragged_estimate,
+    rope_case,
+    together,
+    write_case,
+)
+
+MIXED = {"num_tokens": 512, "num_seqs": 8}
+PROMPT = {"num_tokens": 8192, "num_seqs": 1}
+NUM_SEQS = 64
+
+
+def all_ops(m: Model, stored: str = "plain") -> Case:
+    """What a step of this model runs, with decode attention and that of mixed batches."""
+    return together(
+        decode_case(m, num_seqs=NUM_SEQS, stored=stored),
+        ragged_case(m, **MIXED, stored=stored),
+        rope_case(m, num_tokens=64, has_norm=m.group == 8, stored=stored),
+        write_case(m, num_tokens=64, stored=stored),
+    )
+
+
+def products(num_tokens: int, *kinds: str) -> Case:
+    """Products of a gate and up projection."""
+    shape = {"outputs": 28672, "inputs": 4096, "dtype": jnp.bfloat16}
+    return together(*(matmul_case(kind, num_tokens=num_tokens, **shape) for kind in kinds))
+
+
+# What is compiled for a GPU: models with all ops, prompts, 8-bit pages, products. Float32 prompts
+# take the compiler 10 s each and are left out.
+EVERYWHERE = ("llama3-8b", "smollm2")
+ONLY_H200 = ("page 16", "head 80", "head 256", "sinks", "sinks, head 256")
+STORED = {"a100": ("int8",), "l4": ("fp8",), "h200": ("fp8",)}
+KINDS = {"a100": ("int8", "int4/128"), "l4": ("fp8",), "h200": ("int8", "w8a8", "fp8", "int4/128")}
+
+
+def cases_of(gpu: str) -> dict[str, Case]:
+    """Everything to compile for a GPU, by name."""
+    names = EVERYWHERE + (ONLY_H200 if gpu == "h200" else ())
+    found = {name: all_ops(MODELS[name]) for name in names}
+    found["prompt"] = ragged_case(MODELS["llama3-8b"], **PROMPT)
+    for stored in STORED[gpu]:
+        found[f"pages {stored}"] = all_ops(MODELS["llama3-8b"], stored)
+    for num_tokens in (1, 64):
+        found[f"products {num_tokens}"] = products(num_tokens, *KINDS[gpu])
+    return found
+
+
+def estimates(gpu: str, name: str) -> dict[str, int]:
+    """Shared memory by the kernels' own estimate, by name of kernel."""
+    with as_on(TARGETS[gpu]):
+        if name == "prompt":
+            return {"ragged_attention": ragged_estimate(MODELS["llama3-8b"], **PROMPT)}
+        model = MODELS["llama3-8b" if name.startswith("pages") else name]
+        return {
+            "decode_attention": decode_estimate(model, num_seqs=NUM_SEQS),
+            "ragged_attention": ragged_estimate(model, **MIXED),
+        }
+
+
+def step_case() -> Case:
+    """A decode step of 64 sequences, two layers of the 8B model."""
+    model = dataclasses.replace(SHAPES["llama3-8b"], num_layers=2, vocab_size=32000)
+    programs = make_programs(
+        model, max_num_seqs=NUM_SEQS, num_pages=1000, page_size=64, max_model_len=8192,
+        implementation="triton",
+    )  # fmt: skip
+    shape = BatchShape(num_tokens=NUM_SEQS, num_seqs=NUM_SEQS, max_pages=128)
+    return Case(*programs.forward_pass(shape))
+
+
+def main(path: Path) -> None:
+    """Compile everything."""
+    found: dict[str, list[dict[str, object]]] = {}
+    cases = [(gpu, name, case) for gpu in TARGETS for name, case in cases_of(gpu).items()]
+    for gpu, name, case in (*cases, ("h200", "step", step_case())):
+        print(gpu, name, flush=True)
+        donate = (1,) if name == "step" else ()
+        kernels = compile_for(TARGETS[gpu], case.run, *case.specs, donate=donate).kernels
+        found[f"{gpu} {name}"] = [dataclasses.asdict(kernel) for kernel in kernels]
+    path.write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
