@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from swiftjax.engine.async_sessions import AsyncSession
+from swiftjax.engine.async_session import AsyncSession
 from swiftjax.errors import InvalidRequestError
 from swiftjax.serving.served import Served
 

@@ -134,7 +134,8 @@ class SessionLimits:
     else needs the room, then in `host_gib` of host memory, then in `disk_gib` of files in `folder`
     (none without one). A session whose pages had to go is computed again from its text. Of a
     server, at most `max_open` are open; to open another, one that was idle for `idle_seconds` is
-    closed. Their texts together have at most `max_tokens`, of about 40 bytes each.
+    closed. Their texts together have at most `max_tokens`, of about 40 bytes each. Of both numbers
+    one owner, who is an API key, may have `owner_share`.
     """
 
     device_share: float = 0.5
@@ -144,12 +145,13 @@ class SessionLimits:
     max_open: int = 256
     idle_seconds: float = 3600.0
     max_tokens: int = 2**25
+    owner_share: float = 0.5
 
     def __post_init__(self) -> None:
-        if not _is_number(self.device_share) or not 0 <= self.device_share <= 1:
-            raise InvalidRequestError(
-                f"device_share of sessions is {self.device_share!r}; it must lie in [0, 1]"
-            )
+        for name in ("device_share", "owner_share"):
+            value = getattr(self, name)
+            if not _is_number(value) or not 0 <= value <= 1:
+                raise InvalidRequestError(f"{name} of sessions is {value!r}; it must lie in [0, 1]")
         for name in ("host_gib", "disk_gib", "idle_seconds"):
             value = getattr(self, name)
             if not _is_number(value) or not 0 <= value < float("inf"):

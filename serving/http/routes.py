@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 
 from swiftjax import __version__
-from swiftjax.engine.async_sessions import AsyncSession
+from swiftjax.engine.async_session import AsyncSession
 from swiftjax.engine.chat_turns import Messages
 from swiftjax.engine.request import Prompt
 from swiftjax.errors import NotReadyError

@@ -9,7 +9,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from swiftjax.engine.async_sessions import AsyncSession
+from swiftjax.engine.async_session import AsyncSession
 from swiftjax.engine.request import RequestOptions
 from swiftjax.serving.caller import current_caller
 from swiftjax.serving.http.bodies import (

@@ -19,7 +19,7 @@ from swiftjax.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from swiftjax.engine.async_engine import AsyncEngine
-    from swiftjax.engine.async_sessions import AsyncSession
+    from swiftjax.engine.async_session import AsyncSession
 
 Turns = list[dict[str, str]]
 Ask = Callable[[Turns], AsyncGenerator[str, None]]

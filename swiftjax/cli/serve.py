@@ -73,6 +73,10 @@ SessionDiskGib = Annotated[
     float, typer.Option(min=0, help="Disk for such pages, in GiB; needs --session-dir.")
 ]
 MaxSessions = Annotated[int, typer.Option(min=1, help="Most sessions that are open at a time.")]
+SessionShare = Annotated[
+    float,
+    typer.Option(min=0, max=1, help="Of them, and of their tokens, one API key may have so much."),
+]
 DrainSeconds = Annotated[
     float, typer.Option(min=0, help="How long running calls may take after SIGTERM.")
 ]
@@ -126,6 +130,7 @@ def serve(
     session_host_gib: SessionHostGib = opt.ENGINE_DEFAULTS.sessions.host_gib,
     session_disk_gib: SessionDiskGib = opt.ENGINE_DEFAULTS.sessions.disk_gib,
     max_sessions: MaxSessions = opt.ENGINE_DEFAULTS.sessions.max_open,
+    session_share_per_key: SessionShare = opt.ENGINE_DEFAULTS.sessions.owner_share,
     trace: opt.Trace = None,
     load_format: opt.LoadFormatOption = "auto",
     drain_seconds: DrainSeconds = 30.0,
@@ -171,6 +176,7 @@ def serve(
             host_gib=session_host_gib,
             disk_gib=session_disk_gib,
             max_open=max_sessions,
+            owner_share=session_share_per_key,
         ),
         readers=ReaderLimits(
             max_unread_tokens=max_unread_tokens, max_paused_seconds=max_paused_seconds

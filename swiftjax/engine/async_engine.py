@@ -14,7 +14,8 @@ from dataclasses import replace
 from swiftjax.config import ReaderLimits, SessionLimits
 from swiftjax.engine.answer_reader import AnswerReader
 from swiftjax.engine.answers import AnswerStream
-from swiftjax.engine.async_sessions import AsyncSession, AsyncSessions
+from swiftjax.engine.async_session import AsyncSession
+from swiftjax.engine.async_sessions import AsyncSessions
 from swiftjax.engine.core import CoreStats, EngineLimits
 from swiftjax.engine.engine_link import EngineLink
 from swiftjax.engine.engine_link import ThreadLink as ThreadLink

@@ -5,164 +5,27 @@ Made by `AsyncEngine`, which runs the turns.
 """
 
 import asyncio
-import time
-from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
 from swiftjax.config import SessionLimits
-from swiftjax.engine.chat_turns import Messages, read_content
-from swiftjax.engine.checks import check_label
+from swiftjax.engine.async_session import AsyncSession, unknown_session
 from swiftjax.engine.core import EngineLimits
 from swiftjax.engine.engine_link import EngineLink
 from swiftjax.engine.link_messages import (
     CloseSession,
-    ForkSession,
     LoadSession,
     SaveSession,
     SessionDone,
 )
-from swiftjax.engine.request import GenerationConfig, Prompt, RequestOptions, StreamOutput
+from swiftjax.engine.request import GenerationConfig, RequestOptions, StreamOutput
 from swiftjax.engine.request_options import NO_OPTIONS
-from swiftjax.engine.session import UNDER_WAY, SessionText, new_session_id
+from swiftjax.engine.session import SessionText, new_session_id
 from swiftjax.engine.session_asks import SessionAsks
+from swiftjax.engine.session_room import SessionRoom
 from swiftjax.engine.streaming import Streaming
 from swiftjax.engine.tokenizer import Tokenizer
-from swiftjax.errors import (
-    InvalidRequestError,
-    QueueFullError,
-    RepeatedTurnError,
-    SwiftJaxError,
-    UnknownSessionError,
-)
-
-MAX_TURN_IDS = 64  # of the last turns; who tries again does so soon
-
-
-class AsyncSession:
-    """One conversation, for one caller at a time: others are refused meanwhile."""
-
-    def __init__(self, sessions: "AsyncSessions", text: SessionText, owner: str) -> None:
-        self.owner = owner
-        self.text = text
-        self.last_used = time.monotonic()
-        self._sessions = sessions
-        self._turn_ids: deque[str] = deque(maxlen=MAX_TURN_IDS)
-        self._is_claimed = False
-        self._is_idle = asyncio.Event()
-        self._is_idle.set()
-
-    @property
-    def session_id(self) -> str:
-        """The id by which it is found again."""
-        return self.text.session_id
-
-    @property
-    def is_in_use(self) -> bool:
-        """Whether somebody reads or changes it, or the engine works on it."""
-        return self._is_claimed or self.text.is_busy
-
-    def __len__(self) -> int:
-        """Tokens of text so far."""
-        return len(self.text.token_ids)
-
-    async def append(self, content: Prompt | Messages, *, turn_id: str = "") -> None:
-        """Add text, token ids or messages, as `Session.append` does; `turn_id` as in `stream`."""
-        async with self._claim(turn_id):
-            await self._append(content)
-            self._turn_ids.append(turn_id)
-
-    async def _append(self, content: Prompt | Messages) -> None:
-        ids = await asyncio.to_thread(
-            read_content, self._sessions.tokenizer, content, self.text.token_ids
-        )
-        self._sessions.check_room(len(ids))
-        self.text.append(ids)
-
-    async def stream(
-        self,
-        config: GenerationConfig | None = None,
-        *,
-        content: Prompt | Messages | None = None,
-        options: RequestOptions | None = None,
-        request_id: str | None = None,
-        timeout: float | None = None,
-        turn_id: str = "",
-    ) -> AsyncGenerator[StreamOutput, None]:
-        """Append `content`, go on with the text, and yield, as `AsyncEngine.stream` does.
-
-        The answer becomes part of the text. One that is not read to its end does as far as it was
-        made. A turn that was refused, or left before the engine had it, leaves the text as it was.
-        `options` are this turn's, but for the cache salt, which is the session's. Raises
-        RepeatedTurnError where a turn of the same `turn_id` is under way or in the text.
-        """
-        async with self._claim(turn_id):
-            length, has_begun = len(self), False
-            self._turn_ids.append(turn_id)
-            try:
-                if content is not None:
-                    await self._append(content)
-                config = self.text.configure(config or GenerationConfig())
-                chosen = self.text.options if options is None else options
-                answers = self._sessions.answer(self, config, chosen, request_id, timeout)
-                async with aclosing(answers):
-                    async for output in answers:
-                        has_begun = True
-                        yield output
-            except (SwiftJaxError, asyncio.CancelledError):
-                if not has_begun and not self.text.is_busy:
-                    del self.text.token_ids[length:]
-                    self._turn_ids.pop()
-                raise
-
-    async def fork(self) -> "AsyncSession":
-        """Open another session with the same text, which shares all pages so far."""
-        async with self._claim():
-            fork = self._sessions.add(self.text.fork(), self.owner)
-            self._sessions.link.order_session(ForkSession(self.session_id, fork.session_id))
-            return fork
-
-    async def save(self, path: str | Path) -> None:
-        """Write everything to a file of the engine's machine, as `Session.save` does."""
-        async with self._claim():
-            await self._sessions.ask(SaveSession(self.session_id, str(path), self.text.state()))
-
-    def close(self) -> None:
-        """Give up the pages; a turn that is under way goes on, for nothing."""
-        self._sessions.remove(self)
-
-    def begin(self) -> None:
-        """A turn was submitted."""
-        self._is_idle.clear()
-
-    def end(self) -> None:
-        """The turn is over."""
-        self.last_used = time.monotonic()
-        self._is_idle.set()
-        self._sessions.forget_closed(self)
-
-    @asynccontextmanager
-    async def _claim(self, turn_id: str = "") -> AsyncIterator[None]:
-        """Be the one who reads or changes it, once the engine has said its last word on a turn."""
-        check_label("turn_id", turn_id)
-        if turn_id and turn_id in self._turn_ids:
-            raise RepeatedTurnError(
-                f"a turn {turn_id!r:.80} is under way or in the session's text: what it adds is "
-                "added once, so go on with a turn of another turn_id"
-            )
-        if self._is_claimed:
-            raise InvalidRequestError(UNDER_WAY)
-        self._is_claimed = True
-        self.last_used = time.monotonic()
-        try:
-            await self._is_idle.wait()
-            if not self._sessions.has(self):
-                raise _unknown(self.session_id)
-            yield
-        finally:
-            self._is_claimed = False
-
+from swiftjax.errors import SwiftJaxError
 
 # How the engine answers a turn: with options, a request id and a timeout, as `AsyncEngine.stream`.
 TurnStream = Callable[
@@ -190,7 +53,7 @@ class AsyncSessions:
         self.tokenizer = tokenizer
         self.answer = answer
         self._engine_limits = engine_limits
-        self._limits = limits
+        self._room = SessionRoom(limits)
         self._open: dict[str, AsyncSession] = {}
         self._asks = SessionAsks(link)
 
@@ -206,14 +69,17 @@ class AsyncSessions:
         options: RequestOptions = NO_OPTIONS,
         owner: str = "",
     ) -> AsyncSession:
-        """Open one; raises QueueFullError if too many are, none of which was idle for long."""
+        """Open one; raises QueueFullError if too many are, none of which was idle for long.
+
+        An owner, unless it is nobody, has a share of all sessions (SessionLimits).
+        """
         limits = self._engine_limits
         streaming = streaming or limits.default_streaming
         return self.add(SessionText(limits, streaming=streaming, seed=seed, options=options), owner)
 
     async def restore(self, path: str | Path, owner: str = "") -> AsyncSession:
         """Open one from a file, as `Engine.restore_session` does."""
-        self._make_room()
+        self._make_room(owner)
         session_id = new_session_id()
         try:
             done = await self.ask(LoadSession(session_id, str(path)))
@@ -228,7 +94,7 @@ class AsyncSessions:
         """The session of an id; raises UnknownSessionError if it is closed or another owner's."""
         session = self._open.get(session_id)
         if session is None or session.owner != owner:
-            raise _unknown(session_id)
+            raise unknown_session(session_id)
         return session
 
     def has(self, session: AsyncSession) -> bool:
@@ -238,8 +104,8 @@ class AsyncSessions:
     def add(self, text: SessionText, owner: str) -> AsyncSession:
         """Open a session with a text."""
         self._check()
-        self._make_room()
-        self.check_room(len(text.token_ids))
+        self._make_room(owner)
+        self.check_room(len(text.token_ids), owner)
         self._open[text.session_id] = session = AsyncSession(self, text, owner)
         return session
 
@@ -268,29 +134,10 @@ class AsyncSessions:
         self._asks.fail(error)
         self._open.clear()
 
-    def check_room(self, num_tokens: int) -> None:
-        """Raise QueueFullError where so many more tokens would take too much memory."""
-        total = sum(map(len, self._open.values())) + num_tokens
-        if total > self._limits.max_tokens:
-            raise QueueFullError(
-                f"all open sessions would have {total} tokens; at most {self._limits.max_tokens} "
-                "are kept (max_tokens): close some, or append less"
-            )
+    def check_room(self, num_tokens: int, owner: str) -> None:
+        """Raise QueueFullError where so many more tokens of an owner would take too much memory."""
+        self._room.check_tokens(self._open.values(), num_tokens, owner)
 
-    def _make_room(self) -> None:
-        if len(self._open) < self._limits.max_open:
-            return
-        idle = [s for s in self._open.values() if not s.is_in_use]
-        oldest = min(idle, key=lambda s: s.last_used, default=None)
-        seconds = self._limits.idle_seconds
-        if oldest is None or time.monotonic() - oldest.last_used < seconds:
-            raise QueueFullError(
-                f"{len(self._open)} sessions are open (max_open) and none was idle for "
-                f"{seconds:g} s: close one, or try again later"
-            )
-        self.remove(oldest)
-
-
-def _unknown(session_id: str) -> UnknownSessionError:
-    text = f"no session {session_id!r:.80} is open: it was closed, or never was"
-    return UnknownSessionError(text)
+    def _make_room(self, owner: str) -> None:
+        if (oldest := self._room.find_place(self._open.values(), owner)) is not None:
+            self.remove(oldest)

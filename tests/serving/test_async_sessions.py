@@ -11,13 +11,19 @@ import pytest
 
 from swiftjax.config import SessionLimits
 from swiftjax.engine.async_engine import AsyncEngine
-from swiftjax.engine.async_sessions import AsyncSession
+from swiftjax.engine.async_session import AsyncSession
 from swiftjax.engine.constraint import Constraint
 from swiftjax.engine.grammar import Grammar
 from swiftjax.engine.link_messages import CloseSession
 from swiftjax.engine.request import GenerationConfig
 from swiftjax.engine.streaming import Streaming
-from swiftjax.errors import EngineDeadError, InvalidRequestError, NotFoundError, QueueFullError
+from swiftjax.errors import (
+    EngineDeadError,
+    InvalidRequestError,
+    KeyLimitError,
+    NotFoundError,
+    QueueFullError,
+)
 from tests.serving.harness import make_core, make_engine, until
 from tests.serving.test_process_link import start
 
@@ -150,7 +156,7 @@ def test_a_closed_session_gives_its_pages_back_though_a_turn_is_read() -> None:
 
 def test_sessions_are_bounded_and_belong_to_their_owners() -> None:
     async def body(engine: AsyncEngine) -> None:
-        sessions = [engine.sessions.open(owner="me") for _ in range(2)]
+        sessions = [engine.sessions.open(owner=owner) for owner in ("me", "them")]
         with pytest.raises(QueueFullError, match="max_open"):
             engine.sessions.open()
         assert engine.sessions.find(sessions[0].session_id, "me") is sessions[0]
@@ -162,6 +168,25 @@ def test_sessions_are_bounded_and_belong_to_their_owners() -> None:
             engine.sessions.find(sessions[0].session_id, "me")
 
     run(body, max_open=2, idle_seconds=60.0)
+
+
+def test_one_owner_cannot_have_all_sessions_nor_all_their_tokens() -> None:
+    async def body(engine: AsyncEngine) -> None:
+        mine = [engine.sessions.open(owner="me") for _ in range(2)]
+        with pytest.raises(KeyLimitError, match="may have 2 open sessions"):
+            engine.sessions.open(owner="me")
+        theirs = engine.sessions.open(owner="they")
+        await mine[0].append("x" * 30)
+        with pytest.raises(KeyLimitError, match="51 tokens; at most 50"):
+            await mine[1].append("x" * 21)
+        await theirs.append("x" * 50)
+        # Its own oldest makes room for it, not somebody else's.
+        mine[1].last_used -= 61
+        theirs.last_used -= 70
+        new = engine.sessions.open(owner="me")
+        assert [engine.sessions.has(s) for s in (*mine, theirs, new)] == [True, False, True, True]
+
+    run(body, max_open=4, max_tokens=100, idle_seconds=60.0)
 
 
 def test_the_texts_of_all_sessions_are_bounded() -> None:
