@@ -26,10 +26,10 @@ import ml_dtypes
 import numpy as np
 
 from benchmarks.records import commit, cpu_name, write_records
-from swiftjax.config import ModelConfig
 from swiftjax.converters.hf_llama import model_rules
 from swiftjax.model.checkpoint import NativeCheckpoint
 from swiftjax.model.config_json import to_hf
+from swiftjax.model_config import ModelConfig
 from swiftjax.shapes import SHAPES
 
 RESULTS = Path(__file__).parent / "results" / "cpu"

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Float32
 
-from swiftjax.config import ModelConfig
 from swiftjax.converters.grids import Shape, rounded, widest_grid
+from swiftjax.model_config import ModelConfig
 
 # Exponents of the importance that are tried; 0 leaves everything as it is.
 EXPONENTS = tuple(i / 20 for i in range(20))

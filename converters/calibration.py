@@ -16,7 +16,6 @@ import numpy as np
 from jaxtyping import Array, Float32, Int32
 
 from swiftjax import kernels
-from swiftjax.config import ModelConfig
 from swiftjax.converters.activation_ranges import NUM_BINS, Range, choose_range
 from swiftjax.converters.awq import Params, scale_layer
 from swiftjax.converters.gptq import gptq_codes
@@ -25,6 +24,7 @@ from swiftjax.errors import InvalidRequestError
 from swiftjax.kernels import packed_int4
 from swiftjax.kernels.quantized_reference import INT8_MAX, SMALLEST_SCALE
 from swiftjax.model.layer_pass import PROJECTIONS, LayerPass, second_moments
+from swiftjax.model_config import ModelConfig
 from swiftjax.quantization import Quantization, QuantType
 
 # rtn: to the nearest value. awq: after scaling inputs. gptq: errors made up for by later weights.

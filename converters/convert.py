@@ -12,15 +12,16 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from swiftjax.config import Dtype, ModelConfig
 from swiftjax.converters.calibration import Recipe
 from swiftjax.converters.load import open_checkpoint
 from swiftjax.converters.quantize import NEAREST
 from swiftjax.errors import CheckpointError
 from swiftjax.model import param_files
-from swiftjax.model.checkpoint import Progress, check_destination, save_native
+from swiftjax.model.checkpoint import Progress
+from swiftjax.model.checkpoint_writer import check_destination, save_native
 from swiftjax.model.config_json import to_hf
 from swiftjax.model.manifest import FORMAT_VERSION
+from swiftjax.model_config import Dtype, ModelConfig
 from swiftjax.quantization import Quantization
 
 

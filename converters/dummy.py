@@ -13,12 +13,12 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-from swiftjax.config import Dtype, ModelConfig
 from swiftjax.converters.load import OpenCheckpoint
 from swiftjax.converters.quantize import with_quantization
 from swiftjax.errors import InvalidRequestError
 from swiftjax.hf_config import model_config_from_hf
 from swiftjax.model.params import abstract_params, random_params, weight_bytes
+from swiftjax.model_config import Dtype, ModelConfig
 from swiftjax.quantization import Quantization
 from swiftjax.shapes import SHAPES
 from swiftjax.tokenizer_files import TokenizerFiles, read_tokenizer_files

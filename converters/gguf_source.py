@@ -15,13 +15,13 @@ import numpy as np
 from gguf.constants import GGMLQuantizationType
 from jaxtyping import Float32
 
-from swiftjax.config import Dtype
 from swiftjax.converters.gguf_config import hf_config
 from swiftjax.converters.gguf_header import GgufTensor, read_header
 from swiftjax.converters.gguf_tokenizer import tokenizer_files_from_gguf
 from swiftjax.converters.safetensors_io import read_bytes
 from swiftjax.converters.source import TensorInfo
 from swiftjax.errors import CheckpointError, UnsupportedError
+from swiftjax.model_config import Dtype
 from swiftjax.tokenizer_files import TokenizerFiles
 
 ROPE_FACTORS = "rope_freqs.weight"

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from swiftjax.config import ModelConfig
 from swiftjax.converters.source import CheckpointSource
 from swiftjax.errors import CheckpointError
+from swiftjax.model_config import ModelConfig
 
 logger = logging.getLogger(__name__)
 

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from swiftjax.config import DTYPES, Dtype
 from swiftjax.converters.foreign import refuse_foreign
 from swiftjax.converters.safetensors_io import StoredTensor, open_safetensors, read_tensor
 from swiftjax.converters.source import TensorInfo
 from swiftjax.converters.torch_file import open_torch
 from swiftjax.errors import CheckpointError
 from swiftjax.model.config_json import read_json_object
+from swiftjax.model_config import DTYPES, Dtype
 from swiftjax.tokenizer_files import TOKENIZER_FILES, TokenizerFiles, read_tokenizer_files
 
 CONFIG_FILE = "config.json"

@@ -15,7 +15,6 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from swiftjax.config import Dtype, ModelConfig
 from swiftjax.converters.calibration import Recipe
 from swiftjax.converters.foreign import refuse_foreign
 from swiftjax.converters.gguf_source import GgufSource
@@ -35,9 +34,11 @@ from swiftjax.converters.quantize import NEAREST, check_untouched, quantized, wi
 from swiftjax.converters.source import CheckpointSource
 from swiftjax.errors import CheckpointError
 from swiftjax.model.ahead import ahead
-from swiftjax.model.checkpoint import NativeCheckpoint, Progress, Tensors, is_native
+from swiftjax.model.checkpoint import NativeCheckpoint, Progress, is_native
+from swiftjax.model.checkpoint_writer import Tensors
 from swiftjax.model.config_json import read_model_config
 from swiftjax.model.params import abstract_params, weight_bytes
+from swiftjax.model_config import Dtype, ModelConfig
 from swiftjax.quantization import Quantization
 from swiftjax.tokenizer_files import TokenizerFiles
 

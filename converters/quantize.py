@@ -11,10 +11,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from swiftjax.config import ModelConfig
 from swiftjax.converters.calibration import Recipe, Tensors, calibrated
 from swiftjax.converters.round_to_nearest import round_to_nearest
 from swiftjax.errors import InvalidRequestError
+from swiftjax.model_config import ModelConfig
 from swiftjax.quantization import Quantization, WeightFormat
 
 BLOCK_OUTPUTS = 512

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from swiftjax.config import Dtype
+from swiftjax.model_config import Dtype
 from swiftjax.tokenizer_files import TokenizerFiles
 
 

@@ -9,7 +9,7 @@ from swiftjax.batch import BatchShape, empty_batch
 from swiftjax.converters.demo_model import resolve_model
 from swiftjax.converters.load import load_checkpoint
 from swiftjax.engine.tokenizer import Tokenizer
-from swiftjax.model.runner import make_runner
+from swiftjax.model.assembly import make_runner
 
 PAGE_SIZE, NUM_PAGES = 16, 4
 loaded = load_checkpoint(resolve_model("smollm2-135m"), dtype=None)

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from swiftjax import __version__
-from swiftjax.config import ModelConfig
-from swiftjax.engine.core import EngineLimits
+from swiftjax.engine.limits import EngineLimits
 from swiftjax.engine.request import FinishReason, StreamOutput, check_room
 from swiftjax.engine.tokenizer import Tokenizer
 from swiftjax.errors import InvalidRequestError, NotFoundError
+from swiftjax.model_config import ModelConfig
 from swiftjax.serving.options import TokenScore, read_logprobs, write_logprobs
 from swiftjax.serving.proto import swiftjax_pb2 as pb
 

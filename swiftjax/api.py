@@ -15,7 +15,7 @@ import numpy as np
 
 from swiftjax.build import BuiltCore as BuiltCore
 from swiftjax.build import build_core as build_core
-from swiftjax.config import Dtype, EngineConfig, KVCacheDtype, QueuePolicyChoice, VictimPolicyName
+from swiftjax.config import EngineConfig, KVCacheDtype, QueuePolicyChoice, VictimPolicyName
 from swiftjax.engine.async_engine import AsyncEngine, ThreadLink
 from swiftjax.engine.grammar import GrammarCompiler
 from swiftjax.engine.request import (
@@ -34,6 +34,7 @@ from swiftjax.engine.session_file import load_session
 from swiftjax.engine.streaming import Streaming
 from swiftjax.engine.whole_answer import WholeAnswer
 from swiftjax.errors import InvalidRequestError, NotFoundError, SwiftJaxError
+from swiftjax.model_config import Dtype
 from swiftjax.quantization import Quantization
 from swiftjax.sessions import Session
 

@@ -5,32 +5,28 @@ Everything it calls is finished when its constructor returns. Called by `api.py`
 """
 
 import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-import jax
-
 from swiftjax import kernels
-from swiftjax.config import EngineConfig, ModelConfig, SchedulerConfig, SessionLimits
-from swiftjax.converters.load import load_params
-from swiftjax.engine.batching import Buckets, make_buckets, make_single_bucket
-from swiftjax.engine.core import EngineCore, EngineLimits
-from swiftjax.engine.kept_pages import KeptLimits
-from swiftjax.engine.page_pool import PagePool
-from swiftjax.engine.policies import victim_policy_for
+from swiftjax.build_scheduler import choose_buckets, make_scheduler, prefix_salt
+from swiftjax.config import EngineConfig
+from swiftjax.converters.load import OpenCheckpoint, load_params
+from swiftjax.engine.batching import Buckets
+from swiftjax.engine.core import EngineCore
+from swiftjax.engine.limits import EngineLimits
 from swiftjax.engine.preemption import PreemptionCosts
-from swiftjax.engine.request import Request
-from swiftjax.engine.rows import RowTable
-from swiftjax.engine.scheduler import Scheduler
 from swiftjax.engine.streaming import MAX_STREAM_LEN, Streaming
 from swiftjax.engine.tokenizer import Tokenizer
 from swiftjax.engine.tracer import Tracer, check_writable
-from swiftjax.errors import InvalidRequestError, UnsupportedError
+from swiftjax.errors import UnsupportedError
+from swiftjax.kernel_choice import choose_kernels, read_implementation
 from swiftjax.memory import GIB, MemoryPlan
+from swiftjax.model.assembly import make_programs, make_state
 from swiftjax.model.page_copies import PageCopies
-from swiftjax.model.runner import ModelRunner, make_programs, make_state
+from swiftjax.model.runner import ModelRunner
+from swiftjax.model_config import ModelConfig
 from swiftjax.sizing import (
     Sizes,
     check_kv_cache_dtype,
@@ -98,17 +94,54 @@ def build_core(
     check_kv_cache_dtype(config.kv_cache_dtype)
     opened = open_model(config)
     model = opened.config
-    default_streaming = _default_streaming(config)
     if config.streaming:
         check_streaming(model)
     sizes = choose_sizes(config, model)
+    limits = _limits(config, model, sizes)
     implementation = choose_kernels(asked, model, sizes.page_size)
-    plan = plan_memory(config, model, sizes)
-    buckets = _make_buckets(sizes, config)
+    memory = plan_memory(config, model, sizes)
+    buckets = choose_buckets(sizes, config)
+    runner = _load_runner(config, opened, sizes, memory, implementation, progress)
+    tokenizer = Tokenizer(opened.tokenizer_files, chat_template=config.chat_template)
+    scheduler = make_scheduler(config, sizes, memory, model, buckets)
+    tracer = Tracer(config.trace, scheduler, salt=prefix_salt(model)) if config.trace else None
+    # A CPU computes with the cores that the host would plan on, so it has nothing to gain.
+    overlaps = is_on_gpu() if config.overlap is None else config.overlap
+    core = EngineCore(scheduler, runner, buckets, limits, observer=tracer, overlaps=overlaps)
+    logger.info("%s kernels; memory:\n%s", implementation, memory.table())
+    swap_bytes = int(config.swap_space_gib * GIB)
+    return BuiltCore(core, tokenizer, model, runner, buckets, memory, swap_bytes)
+
+
+def _limits(config: EngineConfig, model: ModelConfig, sizes: Sizes) -> EngineLimits:
+    default = None
+    if config.streaming_window is not None:
+        default = Streaming(sink=config.streaming_sink, window=config.streaming_window)
+    limits = EngineLimits(
+        model.vocab_size,
+        sizes.max_model_len,
+        model.eos_token_ids,
+        config.streaming,
+        has_sessions=config.trace is None,
+        windows=tuple(sorted({window for window in model.layer_windows if window})),
+        default_streaming=default,
+    )
+    limits.check_windows(default)
+    return limits
+
+
+def _load_runner(
+    config: EngineConfig,
+    opened: OpenCheckpoint,
+    sizes: Sizes,
+    memory: MemoryPlan,
+    implementation: kernels.Implementation,
+    progress: Callable[[int, int], None] | None,
+) -> ModelRunner:
     programs = make_programs(
-        model,
+        opened.config,
         max_num_seqs=sizes.max_num_seqs,
-        num_pages=plan.num_pages,
+        num_pages=memory.num_pages,
         page_size=sizes.page_size,
         max_model_len=MAX_STREAM_LEN if config.streaming else sizes.max_model_len,
         implementation=implementation,
@@ -117,42 +150,15 @@ def build_core(
     )
     params = programs.model.bind(load_params(opened, progress))
     state = make_state(
-        model,
+        opened.config,
         max_num_seqs=sizes.max_num_seqs,
-        num_pages=plan.num_pages,
+        num_pages=memory.num_pages,
         page_size=sizes.page_size,
         kv_cache_dtype=config.kv_cache_dtype,
     )
     runner = ModelRunner(programs, params, state)
     runner.copies = _make_copies(config)
-    tokenizer = Tokenizer(opened.tokenizer_files, chat_template=config.chat_template)
-    limits = EngineLimits(
-        model.vocab_size,
-        sizes.max_model_len,
-        model.eos_token_ids,
-        config.streaming,
-        has_sessions=config.trace is None,
-        windows=tuple(sorted({window for window in model.layer_windows if window})),
-        default_streaming=default_streaming,
-    )
-    limits.check_windows(default_streaming)
-    pool = PagePool(plan.num_pages, sizes.page_size)
-    kept = _limit_kept(config.sessions, plan)
-    scheduler = _make_scheduler(config, sizes, pool, model, buckets, kept)
-    salt = _prefix_salt(model)
-    tracer = Tracer(config.trace, scheduler, salt=salt) if config.trace else None
-    # A CPU computes with the cores that the host would plan on, so it has nothing to gain.
-    overlaps = is_on_gpu() if config.overlap is None else config.overlap
-    core = EngineCore(scheduler, runner, buckets, limits, observer=tracer, overlaps=overlaps)
-    logger.info("%s kernels; memory:\n%s", implementation, plan.table())
-    swap_bytes = int(config.swap_space_gib * GIB)
-    return BuiltCore(core, tokenizer, model, runner, buckets, plan, swap_bytes)
-
-
-def _default_streaming(config: EngineConfig) -> Streaming | None:
-    if config.streaming_window is None:
-        return None
-    return Streaming(sink=config.streaming_sink, window=config.streaming_window)
+    return runner
 
 
 def check_streaming(model: ModelConfig) -> None:
@@ -164,104 +170,8 @@ def check_streaming(model: ModelConfig) -> None:
         )
 
 
-def read_implementation(name: str | None) -> kernels.Implementation | None:
-    """Refuse an unknown name before the weights are read, which may take minutes."""
-    if name is None:
-        return None
-    for known in kernels.IMPLEMENTATIONS:
-        if known == name:
-            return known
-    raise InvalidRequestError(
-        f"implementation {name!r} is unknown; choose one of {', '.join(kernels.IMPLEMENTATIONS)}"
-    )
-
-
-def choose_kernels(
-    asked: kernels.Implementation | None, model: ModelConfig, page_size: int
-) -> kernels.Implementation:
-    """The one asked for, or the platform's own; what that one lacks is computed by "xla"."""
-    chosen = asked or kernels.choose_implementation(jax.default_backend())
-    try:
-        kernels.check_supported(
-            chosen,
-            num_heads=model.num_heads,
-            num_kv_heads=model.num_kv_heads,
-            head_dim=model.head_dim,
-            page_size=page_size,
-            dtype=model.dtype or "float32",
-        )
-    except NotImplementedError as error:
-        if asked is not None:
-            raise UnsupportedError(str(error)) from error
-        logger.warning("%s", error)
-        return "xla"
-    return chosen
-
-
-def _make_scheduler(
-    config: EngineConfig,
-    sizes: Sizes,
-    pool: PagePool,
-    model: ModelConfig,
-    buckets: Buckets,
-    kept: KeptLimits,
-) -> Scheduler:
-    scheduling = SchedulerConfig(
-        max_num_seqs=sizes.max_num_seqs,
-        max_num_batched_tokens=sizes.max_num_batched_tokens,
-        max_queue_len=config.max_queue_len,
-        policy=config.policy,
-        victim_policy=config.victim_policy or victim_policy_for(config.policy),
-        prefix_cache=config.prefix_cache,
-        min_batch_size=config.min_batch_size,
-        max_wait=config.max_wait_ms / 1000,
-        step_sizes=tuple(shape.num_tokens for shape in buckets.mixed),
-    )
-    rows, salt = RowTable(sizes.max_num_seqs, sizes.max_pages_per_seq), _prefix_salt(model)
-    version = os.path.abspath(config.model_path)
-    return Scheduler(scheduling, pool, rows, salt=salt, model_version=version, kept=kept)
-
-
-def _limit_kept(limits: SessionLimits, plan: MemoryPlan) -> KeptLimits:
-    stored = limits.host_gib + (limits.disk_gib if limits.folder else 0.0)
-    return KeptLimits(
-        device_pages=int(plan.num_pages * limits.device_share),
-        stored_pages=int(stored * GIB) // plan.page_bytes,
-    )
-
-
 def _make_copies(config: EngineConfig) -> PageCopies:
     """Room for the preempted and for idle sessions; what is on disk is the oldest of both."""
     limits = config.sessions
     host_bytes = (config.swap_space_gib + limits.host_gib) * GIB
     return PageCopies(host_bytes, Path(limits.folder) if limits.folder else None)
-
-
-def _prefix_salt(model: ModelConfig) -> Callable[[Request], str]:
-    """Dynamic RoPE turns the keys of a long prompt by angles that depend on its whole length."""
-    is_dynamic = model.rope.kind == "dynamic"
-
-    def salt(request: Request) -> str:
-        length = len(request.prompt_token_ids)
-        is_scaled = is_dynamic and length > model.rope.original_max_position
-        return f"{request.options.cache_salt}/{length if is_scaled else ''}"
-
-    return salt
-
-
-def _make_buckets(sizes: Sizes, config: EngineConfig) -> Buckets:
-    if config.deterministic:
-        return make_single_bucket(
-            max_num_seqs=sizes.max_num_seqs,
-            max_num_batched_tokens=sizes.max_num_batched_tokens,
-            max_pages=sizes.max_pages_per_seq,
-            streams=config.streaming,
-        )
-    return make_buckets(
-        max_num_seqs=sizes.max_num_seqs,
-        max_num_batched_tokens=sizes.max_num_batched_tokens,
-        max_pages=sizes.max_pages_per_seq,
-        min_decode=sizes.min_decode,
-        fine=is_on_gpu(),
-        streams=config.streaming,
-    )

@@ -7,8 +7,8 @@ that every out-of-memory message prints.
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from swiftjax.config import ModelConfig
 from swiftjax.errors import InvalidRequestError
+from swiftjax.model_config import ModelConfig
 
 GIB = 1024**3
 

@@ -1,6 +1,6 @@
 """Sizes of well-known models by name, for runs with random weights: speed needs nothing else."""
 
-from swiftjax.config import ModelConfig, RopeConfig
+from swiftjax.model_config import ModelConfig, RopeConfig
 
 _LLAMA3 = RopeConfig(theta=5e5)
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from swiftjax.config import EngineConfig, KVCacheDtype, ModelConfig
+from swiftjax.config import EngineConfig, KVCacheDtype
 from swiftjax.converters.demo_model import default_cache_dir, resolve_model
 from swiftjax.converters.dummy import open_dummy
 from swiftjax.converters.load import OpenCheckpoint, open_checkpoint
@@ -20,6 +20,7 @@ from swiftjax.memory import GIB, MemoryPlan, plan_pages, temporaries
 from swiftjax.model.kv_cache import bytes_per_page
 from swiftjax.model.logprobs import PROMPT_BLOCK
 from swiftjax.model.params import weight_bytes
+from swiftjax.model_config import ModelConfig
 
 # Without a GPU the cache competes with everything else on the machine.
 CPU_CACHE_BYTES = GIB

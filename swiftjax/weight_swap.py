@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from swiftjax.build import BuiltCore
-from swiftjax.config import EngineConfig, ModelConfig
+from swiftjax.config import EngineConfig
 from swiftjax.errors import InvalidRequestError
 from swiftjax.model.params import abstract_params
+from swiftjax.model_config import ModelConfig
 from swiftjax.sizing import open_model
 from swiftjax.tokenizer_files import TokenizerFiles
 

@@ -11,8 +11,9 @@ import numpy as np
 from swiftjax.batch import NONE, Batch, PageMoves, Sampled
 from swiftjax.config import SchedulerConfig
 from swiftjax.engine.batching import make_buckets
-from swiftjax.engine.core import EngineCore, EngineLimits
+from swiftjax.engine.core import EngineCore
 from swiftjax.engine.kept_pages import NOTHING_KEPT, KeptLimits
+from swiftjax.engine.limits import EngineLimits
 from swiftjax.engine.page_pool import PagePool
 from swiftjax.engine.preemption import PreemptionCosts
 from swiftjax.engine.request import GenerationConfig, Request, RequestOptions, resolve_request

@@ -11,7 +11,7 @@ from jaxtyping import Array
 
 from swiftjax import kernels
 from swiftjax.batch import Batch
-from swiftjax.config import ModelConfig, SchedulerConfig
+from swiftjax.config import SchedulerConfig
 from swiftjax.engine.batching import make_batch, make_buckets
 from swiftjax.engine.page_pool import PagePool
 from swiftjax.engine.request import GenerationConfig, Request
@@ -20,6 +20,7 @@ from swiftjax.engine.scheduler import Plan, Scheduler
 from swiftjax.engine.streaming import MAX_STREAM_LEN, Streaming
 from swiftjax.model.kv_cache import KVCache, make_kv_cache
 from swiftjax.model.step_model import StepModel
+from swiftjax.model_config import ModelConfig
 
 
 def forward_logits(

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from swiftjax.config import ModelConfig
 from swiftjax.engine.streaming import Streaming
 from swiftjax.model.rope import attention_factor, inverse_frequencies
+from swiftjax.model_config import ModelConfig
 
 
 def streaming_logits(

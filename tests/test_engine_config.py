@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from swiftjax.config import DTYPES, QUEUE_POLICY_NAMES, EngineConfig
+from swiftjax.config import QUEUE_POLICY_NAMES, EngineConfig
 from swiftjax.engine.policies import QUEUE_POLICIES, PolicyState
 from swiftjax.engine.request import Request
+from swiftjax.model_config import DTYPES
 
 ROOT = Path(__file__).resolve().parent.parent
 BAD = {

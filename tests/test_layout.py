@@ -14,12 +14,13 @@ LINKED = ("kernels", "converters", "serving")
 
 # A module may import its own level's package and everything below; engine and model are siblings.
 LEVELS = {
-    "batch": 0, "config": 0, "errors": 0, "memory": 0, "hf_config": 0, "quantization": 0,
-    "disk": 0, "shapes": 0, "tokenizer_files": 0,
+    "batch": 0, "config": 0, "model_config": 0, "errors": 0, "memory": 0, "hf_config": 0,
+    "hf_rope": 0, "quantization": 0, "disk": 0, "shapes": 0, "tokenizer_files": 0,
     "kernels": 1,
     "engine": 2, "model": 2,
     "converters": 3, "replay": 3,
-    "api": 4, "build": 4, "weight_swap": 4, "sessions": 4, "sizing": 4,
+    "api": 4, "build": 4, "build_scheduler": 4, "kernel_choice": 4, "sessions": 4, "sizing": 4,
+    "weight_swap": 4,
     "bench": 5, "evaluation": 5, "serving": 5,
     "cli": 6,
 }  # fmt: skip
@@ -27,16 +28,9 @@ SIBLINGS = {frozenset(("engine", "model"))}
 # The transports are handed an engine; they never build one or touch the device.
 FORBIDDEN = {"serving": {"api", "build", "model", "kernels", "converters"}}
 JAX_ALLOWED = {
-    "kernels",
-    "model",
-    "converters",
-    "build",
-    "sizing",
-    "api",
-    "bench",
-    "evaluation",
-    "cli",
-}
+    "kernels", "model", "converters", "build", "kernel_choice", "sizing", "api", "bench",
+    "evaluation", "cli",
+}  # fmt: skip
 
 
 def python_files() -> list[Path]:

@@ -5,16 +5,19 @@ import functools
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from swiftjax.config import ModelConfig, SchedulerConfig
+from swiftjax.config import SchedulerConfig
 from swiftjax.engine.batching import make_buckets
-from swiftjax.engine.core import EngineCore, EngineLimits
+from swiftjax.engine.core import EngineCore
+from swiftjax.engine.limits import EngineLimits
 from swiftjax.engine.page_pool import PagePool
 from swiftjax.engine.preemption import PreemptionCosts
 from swiftjax.engine.rows import RowTable
 from swiftjax.engine.scheduler import Scheduler
 from swiftjax.engine.streaming import MAX_STREAM_LEN
+from swiftjax.model.assembly import make_runner
 from swiftjax.model.params import random_params
-from swiftjax.model.runner import ModelRunner, make_runner
+from swiftjax.model.runner import ModelRunner
+from swiftjax.model_config import ModelConfig
 
 TINY = ModelConfig(
     family="llama",

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from swiftjax.config import Dtype
 from swiftjax.converters.hf_llama import Rule
 from swiftjax.converters.packed.coded import Holding
 from swiftjax.converters.packed.method import PackedMethod
 from swiftjax.converters.source import CheckpointSource, TensorInfo
+from swiftjax.model_config import Dtype
 from swiftjax.quantization import Quantization, QuantType, WeightFormat
 from swiftjax.tokenizer_files import TokenizerFiles
 

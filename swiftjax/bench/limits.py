@@ -5,7 +5,7 @@ Parts are added up, as one follows the other. Plain numbers; no jax.
 
 from typing import NamedTuple
 
-from swiftjax.config import ModelConfig
+from swiftjax.model_config import ModelConfig
 
 
 class Peaks(NamedTuple):

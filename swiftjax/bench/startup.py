@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from swiftjax.bench.records import Figure
-from swiftjax.config import Dtype
 from swiftjax.errors import SwiftJaxError
+from swiftjax.model_config import Dtype
 
 
 def measure_startup(flags: Sequence[str]) -> tuple[list[Figure], Dtype]:

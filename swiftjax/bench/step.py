@@ -16,9 +16,11 @@ from swiftjax import kernels
 from swiftjax.batch import Batch, BatchShape, empty_batch
 from swiftjax.bench.limits import Peaks, decode_ms
 from swiftjax.bench.records import Figure
-from swiftjax.config import KVCacheDtype, ModelConfig
+from swiftjax.config import KVCacheDtype
+from swiftjax.model.assembly import make_runner
 from swiftjax.model.params import random_params
-from swiftjax.model.runner import ModelRunner, make_runner
+from swiftjax.model.runner import ModelRunner
+from swiftjax.model_config import ModelConfig
 
 STEPS, ROUNDS = 20, 5
 

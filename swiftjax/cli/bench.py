@@ -230,8 +230,8 @@ def step(
 
     from swiftjax import kernels
     from swiftjax.bench.step import StepCase, measure_steps
-    from swiftjax.build import read_implementation
     from swiftjax.converters.quantize import with_quantization
+    from swiftjax.kernel_choice import read_implementation
     from swiftjax.shapes import SHAPES
 
     if shape not in SHAPES:
@@ -258,7 +258,7 @@ def kernel_speeds(
     import jax
 
     from swiftjax.bench.kernel_speeds import measure_kernels
-    from swiftjax.build import read_implementation
+    from swiftjax.kernel_choice import read_implementation
 
     if jax.default_backend() != "gpu":
         raise InvalidRequestError("kernels are timed on a GPU; jax sees none: swiftjax doctor")

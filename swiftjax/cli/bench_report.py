@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from swiftjax.config import Dtype
+from swiftjax.model_config import Dtype
 
 if TYPE_CHECKING:
     from swiftjax.bench.limits import Peaks

@@ -19,8 +19,8 @@ from swiftjax.cli.rounding import (
     Symmetric,
     read_recipe,
 )
-from swiftjax.config import Dtype
 from swiftjax.errors import InvalidRequestError
+from swiftjax.model_config import Dtype
 from swiftjax.quantization import Quantization
 
 if TYPE_CHECKING:

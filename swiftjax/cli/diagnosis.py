@@ -10,7 +10,7 @@ import subprocess
 from typing import TypedDict
 
 from swiftjax import __version__
-from swiftjax.config import FAMILIES, ROPE_KINDS
+from swiftjax.model_config import FAMILIES, ROPE_KINDS
 
 PACKAGES = ("jax", "jaxlib", "flax", "grpcio", "protobuf", "tokenizers")
 # jax's CUDA 13 wheels need this driver; older ones run the CUDA 12 wheels.

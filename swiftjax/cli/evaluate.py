@@ -10,8 +10,9 @@ import typer
 from swiftjax.cli import options as opt
 from swiftjax.cli.bench_report import run_of
 from swiftjax.cli.loading import progress
-from swiftjax.config import Dtype, KVCacheDtype
+from swiftjax.config import KVCacheDtype
 from swiftjax.errors import InvalidRequestError
+from swiftjax.model_config import Dtype
 from swiftjax.quantization import Quantization
 
 if TYPE_CHECKING:

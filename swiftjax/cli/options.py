@@ -8,7 +8,6 @@ import typer
 from swiftjax.cli.policy_file import parse_policy
 from swiftjax.config import (
     QUEUE_POLICY_NAMES,
-    Dtype,
     EngineConfig,
     KVCacheDtype,
     LoadFormat,
@@ -16,6 +15,7 @@ from swiftjax.config import (
 )
 from swiftjax.engine.request import GenerationConfig
 from swiftjax.engine.streaming import Streaming as StreamingConfig
+from swiftjax.model_config import Dtype
 from swiftjax.quantization import Quantization, QuantType
 
 DEFAULTS = GenerationConfig()

@@ -9,7 +9,7 @@ import typer
 
 from swiftjax.cli import options as opt
 from swiftjax.cli.loading import progress
-from swiftjax.config import Dtype
+from swiftjax.model_config import Dtype
 
 if TYPE_CHECKING:
     from swiftjax.converters.load import LoadedCheckpoint

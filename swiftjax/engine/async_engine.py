@@ -16,10 +16,11 @@ from swiftjax.engine.answer_reader import AnswerReader
 from swiftjax.engine.answers import AnswerStream
 from swiftjax.engine.async_session import AsyncSession
 from swiftjax.engine.async_sessions import AsyncSessions
-from swiftjax.engine.core import CoreStats, EngineLimits
+from swiftjax.engine.core import CoreStats
 from swiftjax.engine.engine_link import EngineLink
 from swiftjax.engine.engine_link import ThreadLink as ThreadLink
 from swiftjax.engine.grammar import Grammar, GrammarCompiler
+from swiftjax.engine.limits import EngineLimits
 from swiftjax.engine.link_messages import News
 from swiftjax.engine.mailbox import Mailbox
 from swiftjax.engine.request import (

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from swiftjax.config import SessionLimits
 from swiftjax.engine.async_session import AsyncSession, unknown_session
-from swiftjax.engine.core import EngineLimits
 from swiftjax.engine.engine_link import EngineLink
+from swiftjax.engine.limits import EngineLimits
 from swiftjax.engine.link_messages import (
     CloseSession,
     LoadSession,

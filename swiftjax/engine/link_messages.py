@@ -9,13 +9,14 @@ from typing import NamedTuple
 import msgspec
 
 from swiftjax import errors
-from swiftjax.config import ModelConfig
-from swiftjax.engine.core import CoreStats, EngineLimits
+from swiftjax.engine.core import CoreStats
+from swiftjax.engine.limits import EngineLimits
 from swiftjax.engine.request import Request, StepOutput
 from swiftjax.engine.session_file import SessionState
 from swiftjax.engine.step_meter import StepReport
 from swiftjax.errors import SwiftJaxError
 from swiftjax.memory import DeviceReport
+from swiftjax.model_config import ModelConfig
 from swiftjax.tokenizer_files import TokenizerFiles
 
 

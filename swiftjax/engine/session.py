@@ -10,8 +10,8 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 
 from swiftjax.engine.checks import check_in_vocabulary, check_int, check_label
-from swiftjax.engine.core import EngineLimits
 from swiftjax.engine.generation import GenerationConfig
+from swiftjax.engine.limits import EngineLimits
 from swiftjax.engine.request import Request, StepOutput
 from swiftjax.engine.request_options import NO_OPTIONS, RequestOptions
 from swiftjax.engine.session_file import SessionState

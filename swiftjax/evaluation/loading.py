@@ -3,12 +3,13 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from swiftjax.build import choose_kernels, read_implementation
-from swiftjax.config import Dtype, KVCacheDtype
+from swiftjax.config import KVCacheDtype
 from swiftjax.converters.demo_model import resolve_model
 from swiftjax.converters.load import load_params, open_checkpoint
 from swiftjax.engine.tokenizer import Tokenizer
+from swiftjax.kernel_choice import choose_kernels, read_implementation
 from swiftjax.model.text_pass import PAGE_SIZE, TextPass, check_length
+from swiftjax.model_config import Dtype
 from swiftjax.quantization import Quantization
 from swiftjax.sizing import check_kv_cache_dtype, configure_jax
 

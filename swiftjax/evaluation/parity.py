@@ -16,9 +16,9 @@ import numpy as np
 from jaxtyping import Float, Int32
 
 from swiftjax import kernels
-from swiftjax.build import choose_kernels, read_implementation
 from swiftjax.converters.load import LoadedCheckpoint
 from swiftjax.errors import CheckpointError, InvalidRequestError, UnsupportedError
+from swiftjax.kernel_choice import choose_kernels, read_implementation
 from swiftjax.model.layer_pass import LayerPass
 from swiftjax.model.step_model import StepModel
 from swiftjax.model.text_pass import PAGE_SIZE

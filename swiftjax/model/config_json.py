@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from swiftjax.config import FAMILIES, ModelConfig, RopeConfig
 from swiftjax.errors import CheckpointError, InvalidRequestError
 from swiftjax.hf_config import QUANT_METHOD, model_config_from_hf
+from swiftjax.model_config import FAMILIES, ModelConfig, RopeConfig
 from swiftjax.quantization import Quantization
 
 MAX_JSON_BYTES = 64 * 2**20

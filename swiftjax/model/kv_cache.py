@@ -11,8 +11,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from swiftjax.config import KVCacheDtype, ModelConfig
+from swiftjax.config import KVCacheDtype
 from swiftjax.kernels import Pages, QuantizedPages
+from swiftjax.model_config import ModelConfig
 
 STORED: dict[KVCacheDtype, str] = {"int8": "int8", "fp8": "float8_e4m3fn"}
 SCALE_BYTES = 4

@@ -17,12 +17,13 @@ from jax import lax
 from jaxtyping import Array, Float, Float32, Int32
 
 from swiftjax import kernels
-from swiftjax.config import ModelConfig
 from swiftjax.model.kv_cache import make_kv_cache
+from swiftjax.model.layer_inputs import LayerInputs, layer_inputs
 from swiftjax.model.linear import Linear
-from swiftjax.model.llama import Block, LayerInputs, layer_inputs
+from swiftjax.model.llama import Block
 from swiftjax.model.rope import make_rope_table
 from swiftjax.model.text_pass import PAGE_SIZE, check_length, text_batch
+from swiftjax.model_config import ModelConfig
 
 SMALLEST_PEAK = 1e-30  # of inputs that are all zero
 # The projections of a layer by their names in it, in the order of computation.

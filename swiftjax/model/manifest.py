@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from swiftjax.config import DTYPES
 from swiftjax.errors import CheckpointError
 from swiftjax.model.config_json import read_json_object
+from swiftjax.model_config import DTYPES
 
 FORMAT = "swiftjax"
 FORMAT_VERSION = 2

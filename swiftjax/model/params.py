@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array
 
-from swiftjax.config import ModelConfig
 from swiftjax.model.llama import Llama
+from swiftjax.model_config import ModelConfig
 
 # Standard deviations of evenly distributed codes: -127..127, 0..15, and a normal one of e4m3.
 CODE_SPREAD = {"int8": 73.3, "int32": 4.61, "float8_e4m3fn": 1.0}

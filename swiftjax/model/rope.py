@@ -3,7 +3,7 @@
 The angle of position p is the sum of two angles, one for p % 1024 and one for p // 1024 (of three
 beyond 1024 * 1024 positions); all come from small fp32 tables made in fp64 on the host, so cos and
 sin stay exact to fp32 rounding wherever a token stands. Knows nothing of batches or pages; called
-by `model/llama.py` and `sink_view.py`. The rotation itself is part of `kernels.rope_write`.
+by `layer_inputs.py` and `sink_view.py`. The rotation itself is part of `kernels.rope_write`.
 """
 
 import math
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Float64, Int32
 
-from swiftjax.config import RopeConfig
+from swiftjax.model_config import RopeConfig
 
 LOW_BITS = 10
 LOW_SIZE = 1 << LOW_BITS

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, UInt16
 
-from swiftjax import kernels
 from swiftjax.batch import (
     ALL_ALLOWED,
     NONE,
@@ -25,20 +24,11 @@ from swiftjax.batch import (
     empty_batch,
     empty_edits,
 )
-from swiftjax.config import KVCacheDtype, ModelConfig
 from swiftjax.model.fingerprint import fingerprint
-from swiftjax.model.kv_cache import make_kv_cache
 from swiftjax.model.kv_swap import KVSwap
 from swiftjax.model.packing import pack
 from swiftjax.model.page_copies import PageCopies
-from swiftjax.model.penalties import empty_counts
-from swiftjax.model.programs import (
-    NUM_THREADS,
-    Programs,
-    State,
-    choose_sampler,
-)
-from swiftjax.model.step_model import StepModel
+from swiftjax.model.programs import NUM_THREADS, Programs, State, choose_sampler
 from swiftjax.model.step_results import DeviceTokens
 
 NO_MOVES = PageMoves()
@@ -200,78 +190,3 @@ class ModelRunner:
     def lower(self, shape: BatchShape) -> jax.stages.Lowered:
         """The forward pass of one shape, traced but not compiled: for `plan` and the tests."""
         return self._programs.lower_forward(shape)
-
-
-def make_programs(
-    config: ModelConfig,
-    *,
-    max_num_seqs: int,
-    num_pages: int,
-    page_size: int,
-    max_model_len: int,
-    implementation: kernels.Implementation,
-    kv_cache_dtype: KVCacheDtype = "auto",
-    row_invariant: bool = False,
-) -> Programs:
-    """The programs of a model and a cache of these sizes, for rows < max_num_seqs."""
-    model = StepModel(
-        config,
-        max_model_len=max_model_len,
-        implementation=implementation,
-        row_invariant=row_invariant,
-    )
-    state = jax.eval_shape(
-        lambda: make_state(
-            config,
-            max_num_seqs=max_num_seqs,
-            num_pages=num_pages,
-            page_size=page_size,
-            kv_cache_dtype=kv_cache_dtype,
-        )
-    )
-    return Programs(model, state)
-
-
-def make_state(
-    config: ModelConfig,
-    *,
-    max_num_seqs: int,
-    num_pages: int,
-    page_size: int,
-    kv_cache_dtype: KVCacheDtype = "auto",
-) -> State:
-    """A fresh KV cache, in the model's dtype unless asked otherwise, and no tokens."""
-    cache = make_kv_cache(
-        config, num_pages=num_pages, page_size=page_size,
-        dtype=jnp.dtype(config.dtype or "float32"), kv_cache_dtype=kv_cache_dtype,
-    )  # fmt: skip
-    last_tokens = jnp.zeros(max_num_seqs, jnp.int32)
-    return State(cache, last_tokens, empty_counts(max_num_seqs, config.vocab_size))
-
-
-def make_runner(
-    config: ModelConfig,
-    params: dict[str, Array],
-    *,
-    max_num_seqs: int,
-    num_pages: int,
-    page_size: int,
-    max_model_len: int,
-    implementation: kernels.Implementation,
-    kv_cache_dtype: KVCacheDtype = "auto",
-) -> ModelRunner:
-    """A runner with programs and state of its own, for whoever needs no more than that."""
-    programs = make_programs(
-        config,
-        max_num_seqs=max_num_seqs,
-        num_pages=num_pages,
-        page_size=page_size,
-        max_model_len=max_model_len,
-        implementation=implementation,
-        kv_cache_dtype=kv_cache_dtype,
-    )
-    state = make_state(
-        config, max_num_seqs=max_num_seqs, num_pages=num_pages, page_size=page_size,
-        kv_cache_dtype=kv_cache_dtype,
-    )  # fmt: skip
-    return ModelRunner(programs, programs.model.bind(params), state)

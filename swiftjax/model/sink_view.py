@@ -3,7 +3,7 @@
 The rule of StreamingLLM (arXiv 2309.17453, 3.2) numbers tokens by their place in the cache: sinks,
 then the window. Keys were rotated to their places in the text, so inside the window distances are
 right as they are. To the sinks they are right once the query stands at most at the last place of
-the cache, so it is rotated back to there, for these scores only. Called by `llama.py`.
+the cache, so it is rotated back to there, for these scores only. Made by `layer_inputs.py`.
 """
 
 from typing import NamedTuple
@@ -13,8 +13,8 @@ from jaxtyping import Array, Float, Int32
 
 from swiftjax import kernels
 from swiftjax.batch import Batch
-from swiftjax.config import RopeConfig
 from swiftjax.model.rope import RopeTable, attention_factor, rope_angles
+from swiftjax.model_config import RopeConfig
 
 
 class SinkView(NamedTuple):

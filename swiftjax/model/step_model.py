@@ -12,10 +12,10 @@ from jaxtyping import Array
 
 from swiftjax import kernels
 from swiftjax.batch import Batch
-from swiftjax.config import ModelConfig
 from swiftjax.model.kv_cache import KVCache
 from swiftjax.model.llama import Llama
 from swiftjax.model.rope import RopeTable, make_rope_table
+from swiftjax.model_config import ModelConfig
 
 
 class StepModel:

@@ -13,10 +13,11 @@ from jaxtyping import Array, Float32, Int32
 
 from swiftjax import kernels
 from swiftjax.batch import Batch, BatchShape, empty_batch
-from swiftjax.config import KVCacheDtype, ModelConfig
+from swiftjax.config import KVCacheDtype
 from swiftjax.errors import InvalidRequestError
 from swiftjax.model.kv_cache import KVCache, make_kv_cache
 from swiftjax.model.step_model import StepModel
+from swiftjax.model_config import ModelConfig
 
 PAGE_SIZE = 64
 

@@ -24,7 +24,7 @@ from swiftjax.converters.convert import convert
 from swiftjax.converters.load import load_checkpoint
 from swiftjax.errors import CheckpointError
 from swiftjax.model import param_files
-from swiftjax.model.checkpoint import check_destination
+from swiftjax.model.checkpoint_writer import check_destination
 from tests.tiny_checkpoints import tiny_config, write_checkpoint
 
 SAME_BYTES = ("manifest.json", "config.json", "tokenizer.json", "tokenizer_config.json")

@@ -17,7 +17,7 @@ from swiftjax.converters.convert import convert
 from swiftjax.converters.load import load_checkpoint
 from swiftjax.converters.safetensors_io import open_safetensors
 from swiftjax.errors import CheckpointError, UnsupportedError
-from swiftjax.model import checkpoint, param_files, unfinished
+from swiftjax.model import checkpoint_writer, param_files, unfinished
 from swiftjax.quantization import Quantization
 from tests.converters.test_convert import assert_same, tree
 from tests.tiny_checkpoints import tiny_config, tiny_tensors, write_checkpoint
@@ -49,7 +49,7 @@ def test_failure_leaves_things_as_they_were(
     if force:
         convert(source, place, dtype="bfloat16")
     before = tree(tmp_path)
-    monkeypatch.setattr(unfinished if point == "sync" else checkpoint, point, fail)
+    monkeypatch.setattr(unfinished if point == "sync" else checkpoint_writer, point, fail)
     with pytest.raises(CheckpointError, match=r"native cannot be written: .*No space"):
         convert(source, place, dtype=None, force=force)
     assert tree(tmp_path) == before

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from gguf.constants import GGMLQuantizationType as Q
 
-from swiftjax.config import RopeConfig
 from swiftjax.converters.load import load_checkpoint
 from swiftjax.errors import CheckpointError, UnsupportedError
+from swiftjax.model_config import RopeConfig
 from tests.tiny_checkpoints import tiny_config, tiny_tensors
 from tests.tiny_gguf import wide_config, write_gguf
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from benchmarks.deviceless import as_on, compile_for
 from benchmarks.gpu_targets import TARGETS
 from swiftjax.batch import BatchShape
-from swiftjax.model.runner import make_programs
+from swiftjax.model.assembly import make_programs
 from swiftjax.shapes import SHAPES
 from tests.kernels.cuda_cases import (
     MODELS,

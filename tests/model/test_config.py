@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from swiftjax.config import FAMILIES, RopeConfig
 from swiftjax.errors import InvalidRequestError, UnsupportedError
-from swiftjax.hf_config import model_config_from_hf, read_rope
+from swiftjax.hf_config import model_config_from_hf
+from swiftjax.hf_rope import read_rope
 from swiftjax.model.rope import attention_factor, inverse_frequencies
+from swiftjax.model_config import FAMILIES, RopeConfig
 
 VARIANTS: dict[str, Any] = json.loads(
     (Path(__file__).parent / "goldens" / "configs.json").read_text()

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from swiftjax.engine.request import GenerationConfig
+from swiftjax.model.assembly import make_runner
 from swiftjax.model.params import random_params
-from swiftjax.model.runner import make_runner
 from tests.fakes import make_request, run_to_end
 from tests.forward import forward_logits
 from tests.tiny import TINY, shared_core, tiny_core, tiny_params

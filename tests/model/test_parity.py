@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from swiftjax import kernels
-from swiftjax.config import FAMILIES, ROPE_KINDS
 from swiftjax.converters.load import LoadedCheckpoint, load_checkpoint
+from swiftjax.model_config import FAMILIES, ROPE_KINDS
 from tests.forward import forward_logits
 from tests.model.golden_cases import MODELS
 

@@ -16,9 +16,10 @@ from swiftjax.engine.preemption import PreemptionCosts
 from swiftjax.engine.streaming import MAX_STREAM_LEN
 from swiftjax.errors import UnsupportedError
 from swiftjax.kernels import QuantizedPages
+from swiftjax.model.assembly import make_runner
 from swiftjax.model.kv_cache import KVCache, bytes_per_page, make_kv_cache
 from swiftjax.model.kv_swap import KVSwap
-from swiftjax.model.runner import ModelRunner, make_runner
+from swiftjax.model.runner import ModelRunner
 from tests.model.test_same_answer import ALWAYS_SWAP, GREEDY, SEEDED, answers, assert_same
 from tests.model.test_streaming_engine import CONFIGS, PROMPTS, prompt_of
 from tests.tiny import TINY, tiny_core, tiny_params

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swiftjax.config import ROPE_KINDS, RopeConfig, RopeKind
-from swiftjax.hf_config import read_rope
+from swiftjax.hf_rope import read_rope
 from swiftjax.kernels.reference import rotate
 from swiftjax.model.rope import (
     attention_factor,
@@ -20,6 +19,7 @@ from swiftjax.model.rope import (
     make_rope_table,
     rope_angles,
 )
+from swiftjax.model_config import ROPE_KINDS, RopeConfig, RopeKind
 
 LLAMA3_TINY = RopeConfig(kind="llama3", theta=1e4, factor=8.0, original_max_position=64)
 LLAMA32 = RopeConfig(kind="llama3", theta=5e5, factor=32.0, original_max_position=8192)

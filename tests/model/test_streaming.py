@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from swiftjax.config import RopeConfig
 from swiftjax.engine.streaming import Streaming
 from swiftjax.kernels import Implementation
 from swiftjax.model.params import random_params
+from swiftjax.model_config import RopeConfig
 from tests.forward import forward_logits
 from tests.numpy_streaming import streaming_logits
 from tests.tiny import TINY

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from swiftjax.build import check_streaming
-from swiftjax.config import EngineConfig, RopeConfig
+from swiftjax.config import EngineConfig
 from swiftjax.engine.core import EngineCore
 from swiftjax.engine.preemption import PreemptionCosts
 from swiftjax.engine.request import GenerationConfig
 from swiftjax.engine.streaming import Streaming
 from swiftjax.errors import InvalidRequestError, UnsupportedError
+from swiftjax.model_config import RopeConfig
 from tests.fakes import make_request
 from tests.model.test_engine_numerics import prompt_of
 from tests.model.test_same_answer import ALWAYS_SWAP, answers, assert_same

@@ -16,13 +16,14 @@ import grpc
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from swiftjax.config import ModelConfig, ReaderLimits, SessionLimits
+from swiftjax.config import ReaderLimits, SessionLimits
 from swiftjax.engine.async_engine import AsyncEngine, ThreadLink
 from swiftjax.engine.core import EngineCore
 from swiftjax.engine.kept_pages import KeptLimits
 from swiftjax.engine.step_meter import StepReport
 from swiftjax.engine.tokenizer import Tokenizer
 from swiftjax.memory import DeviceReport
+from swiftjax.model_config import ModelConfig
 from swiftjax.serving.grpc_server import GrpcServer
 from swiftjax.serving.messages import describe_model
 from swiftjax.serving.proto import swiftjax_pb2 as pb

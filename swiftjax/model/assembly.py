@@ -1,0 +1,93 @@
+"""Puts a runner together: programs, fresh state and weights, for a KV cache of given sizes.
+
+Programs are made from shapes alone, so they can be had before any weight is read. Called by
+`swiftjax/build.py`, which does these steps one by one, and by whoever needs no engine.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from swiftjax import kernels
+from swiftjax.config import KVCacheDtype
+from swiftjax.model.kv_cache import make_kv_cache
+from swiftjax.model.penalties import empty_counts
+from swiftjax.model.programs import Programs, State
+from swiftjax.model.runner import ModelRunner
+from swiftjax.model.step_model import StepModel
+from swiftjax.model_config import ModelConfig
+
+
+def make_programs(
+    config: ModelConfig,
+    *,
+    max_num_seqs: int,
+    num_pages: int,
+    page_size: int,
+    max_model_len: int,
+    implementation: kernels.Implementation,
+    kv_cache_dtype: KVCacheDtype = "auto",
+    row_invariant: bool = False,
+) -> Programs:
+    """The programs of a model and a cache of these sizes, for rows < max_num_seqs."""
+    model = StepModel(
+        config,
+        max_model_len=max_model_len,
+        implementation=implementation,
+        row_invariant=row_invariant,
+    )
+    state = jax.eval_shape(
+        lambda: make_state(
+            config,
+            max_num_seqs=max_num_seqs,
+            num_pages=num_pages,
+            page_size=page_size,
+            kv_cache_dtype=kv_cache_dtype,
+        )
+    )
+    return Programs(model, state)
+
+
+def make_state(
+    config: ModelConfig,
+    *,
+    max_num_seqs: int,
+    num_pages: int,
+    page_size: int,
+    kv_cache_dtype: KVCacheDtype = "auto",
+) -> State:
+    """A fresh KV cache, in the model's dtype unless asked otherwise, and no tokens."""
+    cache = make_kv_cache(
+        config, num_pages=num_pages, page_size=page_size,
+        dtype=jnp.dtype(config.dtype or "float32"), kv_cache_dtype=kv_cache_dtype,
+    )  # fmt: skip
+    last_tokens = jnp.zeros(max_num_seqs, jnp.int32)
+    return State(cache, last_tokens, empty_counts(max_num_seqs, config.vocab_size))
+
+
+def make_runner(
+    config: ModelConfig,
+    params: dict[str, Array],
+    *,
+    max_num_seqs: int,
+    num_pages: int,
+    page_size: int,
+    max_model_len: int,
+    implementation: kernels.Implementation,
+    kv_cache_dtype: KVCacheDtype = "auto",
+) -> ModelRunner:
+    """A runner with programs and state of its own, for whoever needs no more than that."""
+    programs = make_programs(
+        config,
+        max_num_seqs=max_num_seqs,
+        num_pages=num_pages,
+        page_size=page_size,
+        max_model_len=max_model_len,
+        implementation=implementation,
+        kv_cache_dtype=kv_cache_dtype,
+    )
+    state = make_state(
+        config, max_num_seqs=max_num_seqs, num_pages=num_pages, page_size=page_size,
+        kv_cache_dtype=kv_cache_dtype,
+    )  # fmt: skip
+    return ModelRunner(programs, programs.model.bind(params), state)
