@@ -67,6 +67,8 @@ def _build(data: bytes) -> BuiltEngine:
         write_json_lines()
     config = _read_config(job)
     built = load_core(config, warm=True, quiet=job.quiet)
+    if config.sessions.folder is not None:
+        built.runner.fingerprint()  # compiles, so not when the first session is saved
     from swiftjax.model.device_report import Devices
     from swiftjax.weight_swap import WeightSwap
 

@@ -28,7 +28,7 @@ from swiftjax.engine.link_messages import (
     Submit,
 )
 from swiftjax.engine.request import StepOutput
-from swiftjax.engine.session_orders import obey_session
+from swiftjax.engine.session_orders import SessionDesk
 from swiftjax.engine.step_meter import StepMeter
 from swiftjax.errors import SwiftJaxError
 from swiftjax.memory import DeviceReport
@@ -55,6 +55,11 @@ class EngineLoop:
         self._inspect = inspect
         self._next_inspection = -math.inf
         self._orders: queue.SimpleQueue[Order | Refused | Errand] = queue.SimpleQueue()
+        self._sessions = SessionDesk(
+            core.sessions,
+            lambda do: self.put(lambda core: do()),
+            lambda done: self._emit(News(self._last_stats, sessions=[done])),
+        )
         self._meter = StepMeter()
         self._last_stats = core.stats()
         core.add_observer(self._meter)
@@ -86,8 +91,7 @@ class EngineLoop:
             if isinstance(order, Close):
                 return False
             if isinstance(order, SessionOrder):
-                if (done := obey_session(self._core.sessions, order)) is not None:
-                    self._emit(News(self._last_stats, sessions=[done]))
+                self._sessions.obey(order)
             elif (refusal := self._obey(order)) is not None:
                 refused.append(refusal)
         if refused:

@@ -57,12 +57,18 @@ def load_session(pages: SessionPages, session_id: str, path: Path) -> SessionSta
 
     Raises InvalidRequestError, naming the file, if it was altered or is of another model.
     """
-    state, saved = read_session(path)
+    session = read_session(path)
+    keep_session(pages, session_id, session, path)
+    return session.state
+
+
+def keep_session(pages: SessionPages, session_id: str, session: SavedSession, path: Path) -> None:
+    """Keep the pages of a file that was read; raises InvalidRequestError as `load_session`."""
+    state, saved = session
     try:
         pages.load(session_id, saved, state.token_ids, state.streaming)
     except InvalidRequestError as error:
         raise InvalidRequestError(f"{path}: {error}") from error
-    return state
 
 
 def write_session(path: Path, session: SavedSession) -> None:
@@ -108,7 +114,7 @@ def read_session(path: Path) -> SavedSession:
         raise InvalidRequestError(f"{path} makes no sense: {error!r:.200}") from error
 
 
-def _parts(session: SavedSession) -> Iterable[bytes]:
+def _parts(session: SavedSession) -> Iterable[bytes | memoryview]:
     state, pages = session.state, session.pages._asdict()
     chunks = pages.pop("chunks")
     header = {
@@ -123,7 +129,8 @@ def _parts(session: SavedSession) -> Iterable[bytes]:
     yield _MAGIC + _LENGTH.pack(len(text)) + text
     yield np.asarray(state.token_ids, "<i8").tobytes()
     for chunk in chunks:
-        yield chunk.tobytes()
+        # Not `tobytes`, which would copy it and hold up every other thread meanwhile.
+        yield np.ascontiguousarray(chunk).reshape(-1).view(np.uint8).data
 
 
 def _parse(body: memoryview) -> SavedSession:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from swiftjax.config import SessionLimits
+from swiftjax.engine import session_orders
 from swiftjax.engine.async_engine import AsyncEngine
 from swiftjax.engine.async_session import AsyncSession
 from swiftjax.engine.constraint import Constraint
@@ -23,6 +24,7 @@ from swiftjax.errors import (
     KeyLimitError,
     NotFoundError,
     QueueFullError,
+    SwiftJaxError,
 )
 from tests.serving.harness import make_core, make_engine, until
 from tests.serving.test_process_link import start
@@ -35,11 +37,12 @@ LONG = GenerationConfig(max_new_tokens=4000, ignore_eos=True)
 def run(body: Body, *, apart: bool = False, **limits: Any) -> None:
     """Run a test; afterwards all pages are free."""
 
+    core = make_core(streams=True, delay=0.001)
+
     async def main() -> None:
         if apart:
             engine, _ = await start()
         else:
-            core = make_core(streams=True, delay=0.001)
             engine = make_engine(core, sessions=SessionLimits(**limits))
         try:
             await body(engine)
@@ -49,6 +52,8 @@ def run(body: Body, *, apart: bool = False, **limits: Any) -> None:
                 await until(lambda: engine.stats().num_free_pages == engine.stats().num_pages)
         finally:
             await engine.close()
+        if not apart:
+            assert not core.scheduler.kept._entries
 
     asyncio.run(main())
 
@@ -253,5 +258,67 @@ def test_a_restore_that_nobody_waits_for_is_closed(monkeypatch: pytest.MonkeyPat
                 await task
         loaded, closed = orders
         assert closed == CloseSession(loaded.session)
+
+    run(body)
+
+
+def test_files_are_written_and_read_beside_the_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slow disk holds up nobody but who waits for it."""
+    may_go_on = threading.Event()
+
+    def slowly(do: Callable[..., object]) -> Callable[..., object]:
+        def wait(*args: object) -> object:
+            assert may_go_on.wait(10)
+            return do(*args)
+
+        return wait
+
+    for name in ("write_session", "read_session"):
+        monkeypatch.setattr(session_orders, name, slowly(getattr(session_orders, name)))
+
+    async def body(engine: AsyncEngine) -> None:
+        session, other = (engine.sessions.open() for _ in range(2))
+        for one in (session, other):
+            await one.append("a")
+            assert await answer(one, FIVE) == "bcdef"
+        path = tmp_path / "talk"
+        saving = asyncio.create_task(session.save(path))
+        assert await answer(other, FIVE) == "ghijk"
+        may_go_on.set()
+        await saving
+        may_go_on.clear()
+        restoring = asyncio.create_task(engine.sessions.restore(path))
+        left = asyncio.create_task(engine.sessions.restore(path))
+        assert await answer(other, FIVE) == "lmnop"
+        left.cancel()  # whose pages nobody would ever give back
+        await asyncio.sleep(0.01)
+        may_go_on.set()
+        restored = await restoring
+        assert text_of(restored) == "abcdef" and await answer(restored, FIVE) == "ghijk"
+        assert len(engine.sessions) == 3
+
+    run(body)
+
+
+def test_a_file_that_is_a_bug_is_told_and_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    async def body(engine: AsyncEngine) -> None:
+        session = engine.sessions.open()
+        await session.append("a")
+        monkeypatch.setattr(session_orders, "write_session", fail)
+        with pytest.raises(SwiftJaxError, match="MemoryError"):
+            await session.save(tmp_path / "talk")
+        monkeypatch.undo()
+        await session.save(tmp_path / "talk")
+        monkeypatch.setattr(session_orders, "keep_session", fail)
+        with pytest.raises(SwiftJaxError, match="MemoryError"):
+            await engine.sessions.restore(tmp_path / "talk")
+        assert await answer(session, FIVE) == "bcdef"
 
     run(body)
