@@ -36,7 +36,7 @@ def alone(make_core: MakeCore) -> list[Answer]:
 
 
 @pytest.mark.parametrize("name", CIRCUMSTANCES)
-def test_b015_b046_same_answer(make_core: MakeCore, alone: list[Answer], name: str) -> None:
+def test_p17_b015_b046_same_answer(make_core: MakeCore, alone: list[Answer], name: str) -> None:
     same_answer.assert_same(same_answer.run(make_core, ASKS, CIRCUMSTANCES[name]), alone, 1e-4)
 
 

@@ -68,7 +68,7 @@ def killed() -> dict[str, Any]:
 
 
 @pytest.mark.soak
-def test_killed_at_random_moments_a_rerun_ends_the_same(killed: dict[str, Any]) -> None:
+def test_p14_killed_at_random_moments_a_rerun_ends_the_same(killed: dict[str, Any]) -> None:
     """Bit for bit; a third of them replace an older checkpoint, which is never half of each."""
     assert killed["problems"] == []
     assert killed["kills"] >= (200 if os.environ.get("SWIFTJAX_SOAK") else 50)
@@ -77,7 +77,7 @@ def test_killed_at_random_moments_a_rerun_ends_the_same(killed: dict[str, Any]) 
     assert set(killed["left"]) == {"hf", "old", "whole", *names}
 
 
-def test_full_disk_leaves_nothing(killed: dict[str, Any]) -> None:
+def test_p14_full_disk_leaves_nothing(killed: dict[str, Any]) -> None:
     """A real failed write inside Orbax: the process may not make files of more than 10 kB."""
     assert "parameters cannot be written" in killed["full disk"]
     assert not [name for name in killed["left"] if "full" in name]
@@ -98,7 +98,7 @@ def test_failed_rename_restores_the_old_checkpoint(
     assert tree(tmp_path) == before
 
 
-def test_broken_sources_leave_nothing(tmp_path: Path) -> None:
+def test_p14_broken_sources_leave_nothing(tmp_path: Path) -> None:
     tensors = tiny_tensors(tiny_config())
     tensors["model.norm.weight"][0] = 70000.0
     broken = write_checkpoint(tmp_path / "broken", tiny_config(), tensors)

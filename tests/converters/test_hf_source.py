@@ -65,7 +65,7 @@ def test_b028_huge_header(sharded: Path) -> None:
 @pytest.mark.parametrize(
     "file", ["../x.safetensors", "sub/../../x.safetensors", "/x.safetensors", ""]
 )
-def test_b028_index_entry_that_leads_out(sharded: Path, file: str) -> None:
+def test_p14_b028_index_entry_that_leads_out(sharded: Path, file: str) -> None:
     """A shard outside the directory is not read even though it exists and holds the tensor."""
     outside = sharded.parent / "x.safetensors"
     write_safetensors(outside, {"model.norm.weight": np.ones(32, np.float32)})
@@ -94,7 +94,7 @@ def test_manifest_of_another_tool_beside_the_weights(sharded: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [SECOND, "config.json", INDEX, "tokenizer.json"])
-def test_b028_link_that_leads_out(sharded: Path, name: str) -> None:
+def test_p14_b028_link_that_leads_out(sharded: Path, name: str) -> None:
     outside = sharded.parent / "outside"
     (sharded / name).rename(outside)
     (sharded / name).symlink_to(outside)

@@ -32,7 +32,7 @@ def alone() -> list[Answer]:
 
 
 @pytest.mark.parametrize("name", CIRCUMSTANCES)
-def test_b015_b046_same_answer(alone: list[Answer], name: str) -> None:
+def test_p17_b015_b046_same_answer(alone: list[Answer], name: str) -> None:
     same_answer.assert_same(same_answer.run(make_core, ASKS, CIRCUMSTANCES[name]), alone, 1e-4)
 
 

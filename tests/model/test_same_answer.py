@@ -103,7 +103,7 @@ def test_cold_and_warm_prefix_cache_give_the_same(roomy: EngineCore) -> None:
     assert core.scheduler.pool.num_idle > 0
 
 
-def test_salts_never_share_pages() -> None:
+def test_p19_salts_never_share_pages() -> None:
     core = tiny_core(num_pages=40)
     for salt in ("a", "b"):
         core.submit(make_request(core, prompt_of(64), GREEDY, cache_salt=salt))

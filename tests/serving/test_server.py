@@ -55,7 +55,7 @@ def test_signal_drains_what_runs_and_refuses_what_comes(number: signal.Signals, 
         assert process.wait(10) == code
 
 
-def test_second_signal_ends_at_once() -> None:
+def test_p4_second_signal_ends_at_once() -> None:
     with running() as (process, address), Client(address) as client:
         stream = client.generate(text="a", config=GenerationConfig(max_new_tokens=4000))
         next(stream)
