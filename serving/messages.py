@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from swiftjax import __version__
+from swiftjax.engine.checks import check_room
 from swiftjax.engine.limits import EngineLimits
-from swiftjax.engine.request import FinishReason, StreamOutput, check_room
+from swiftjax.engine.request import FinishReason, StreamOutput
 from swiftjax.engine.tokenizer import Tokenizer
 from swiftjax.errors import InvalidRequestError, NotFoundError
 from swiftjax.model_config import ModelConfig

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from swiftjax.api import Engine as Engine
-    from swiftjax.api import start_async_engine as start_async_engine
+    from swiftjax.async_api import start_async_engine as start_async_engine
     from swiftjax.config import EngineConfig as EngineConfig
     from swiftjax.engine.async_engine import AsyncEngine as AsyncEngine
     from swiftjax.engine.constraint import Constraint as Constraint
@@ -23,7 +23,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Engine": "swiftjax.api",
-    "start_async_engine": "swiftjax.api",
+    "start_async_engine": "swiftjax.async_api",
     "AsyncEngine": "swiftjax.engine.async_engine",
     "EngineConfig": "swiftjax.config",
     "Constraint": "swiftjax.engine.constraint",

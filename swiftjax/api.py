@@ -1,23 +1,18 @@
-"""What users import: the blocking `Engine`, and `start_async_engine` for everything concurrent.
+"""The blocking `Engine`: what a script imports.
 
-Both stand on one EngineCore made by `build_core`. The blocking engine runs in the caller's thread
-and shares detokenizing and stop strings with the asynchronous one.
+It stands on the same EngineCore as everything concurrent, runs it in the caller's thread, and
+shares detokenizing and stop strings with the AsyncEngine.
 """
 
-import itertools
-import secrets
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from pathlib import Path
 
 import numpy as np
 
-from swiftjax.build import BuiltCore as BuiltCore
-from swiftjax.build import build_core as build_core
+from swiftjax.build import BuiltCore, build_core
 from swiftjax.config import EngineConfig, KVCacheDtype, QueuePolicyChoice, VictimPolicyName
-from swiftjax.engine.async_engine import AsyncEngine, ThreadLink
-from swiftjax.engine.grammar import GrammarCompiler
+from swiftjax.engine.answer_ledger import AnswerLedger
 from swiftjax.engine.request import (
     MAX_TOKENS,
     NO_OPTIONS,
@@ -27,39 +22,15 @@ from swiftjax.engine.request import (
     RequestOptions,
     RequestOutput,
     StepOutput,
-    resolve_request,
 )
+from swiftjax.engine.request_maker import RequestMaker, read_prompts
 from swiftjax.engine.session import SessionText, Turn, new_session_id
 from swiftjax.engine.session_file import load_session
 from swiftjax.engine.streaming import Streaming
-from swiftjax.engine.whole_answer import WholeAnswer
-from swiftjax.errors import InvalidRequestError, NotFoundError, SwiftJaxError
+from swiftjax.errors import InvalidRequestError, SwiftJaxError
 from swiftjax.model_config import Dtype
 from swiftjax.quantization import Quantization
 from swiftjax.sessions import Session
-
-
-def start_async_engine(
-    config: EngineConfig,
-    progress: Callable[[int, int], None] | None = None,
-    *,
-    warm_up: bool = True,
-) -> AsyncEngine:
-    """Build a core and put it behind an engine thread of this process.
-
-    Without `warm_up` a step is compiled when it is first needed, and everybody waits for it.
-    """
-    built = build_core(config, progress)
-    if warm_up:
-        built.warm_up()
-    core = built.core
-    return AsyncEngine(
-        ThreadLink(core),
-        built.tokenizer,
-        core.limits,
-        config.readers,
-        session_limits=config.sessions,
-    )
 
 
 class Engine:
@@ -136,15 +107,10 @@ class Engine:
     def _take(self, built: BuiltCore) -> None:
         self.built = built
         self.tokenizer = built.tokenizer
-        limits = built.core.limits
-        self._grammars = GrammarCompiler(
-            self.tokenizer.files.tokenizer_json, limits.vocab_size, limits.eos_token_ids
-        )
+        self._maker = RequestMaker(built.tokenizer, built.core.limits)
         self._core = built.core
-        self._growing: dict[str, WholeAnswer] = {}
-        self._completed: dict[str, RequestOutput] = {}
+        self._answers = AnswerLedger(built.tokenizer)
         self._turns: dict[str, Turn] = {}  # of sessions, until the engine's last word
-        self._ids = itertools.count()
 
     def generate(
         self,
@@ -163,13 +129,12 @@ class Engine:
         given = [p for p in (prompts, input_ids) if p is not None]
         if len(given) != 1:
             raise InvalidRequestError("give either prompts or input_ids")
-        items = _as_list(given[0])
+        items = read_prompts(given[0])
         config = self._core.limits.completed(generation_config or GenerationConfig())
-        requests = [self._resolve(p, config, options) for p in items]
+        requests = [self._maker.make(p, config, options) for p in items]
         request_ids = self._submit_all(requests, items)
-        while not all(request_id in self._completed for request_id in request_ids):
-            self.step()
-        return [self._completed.pop(request_id) for request_id in request_ids]
+        self._step_until(lambda: self._answers.are_complete(request_ids))
+        return [self._answers.take(request_id) for request_id in request_ids]
 
     def add_request(
         self,
@@ -181,7 +146,7 @@ class Engine:
     ) -> str:
         """Queue one request and return its id."""
         config = self._core.limits.completed(gen_config or GenerationConfig())
-        return self._submit(self._resolve(prompt, config, options, request_id), prompt)
+        return self._submit(self._maker.make(prompt, config, options, request_id), prompt)
 
     def abort_request(self, request_id: str) -> None:
         """End a request; what it made so far comes out as completed, with reason "abort"."""
@@ -216,7 +181,7 @@ class Engine:
         return Session(text, self.tokenizer, self._core.sessions, self._answer_turn)
 
     def _answer_turn(self, text: SessionText, config: GenerationConfig) -> RequestOutput:
-        turn = Turn(text, self._resolve(text.token_ids, config, text.options))
+        turn = Turn(text, self._maker.make(text.token_ids, config, text.options))
         request_id = turn.request.request_id
         try:
             self._submit(turn.request, turn.request.prompt_token_ids)
@@ -226,15 +191,15 @@ class Engine:
             raise
         self._turns[request_id] = turn
         try:
-            self._step_until(lambda: request_id in self._completed)
-            turn.read(len(self._completed[request_id].token_ids))
+            self._step_until(lambda: self._answers.is_complete(request_id))
+            turn.read(len(self._answers.peek(request_id).token_ids))
         except BaseException:
             self._core.abort(request_id)
             turn.read()
             raise
         finally:
             self._step_until(lambda: not text.is_busy)
-            answer = self._completed.pop(request_id)
+            answer = self._answers.take(request_id)
         return answer
 
     def _step_until(self, is_done: Callable[[], bool]) -> None:
@@ -249,53 +214,17 @@ class Engine:
                 turn.record(output)
                 if output.finish_reason is not None:
                     del self._turns[output.request_id]
-            answer = self._growing.get(output.request_id)
-            delta = None if answer is None else answer.add(output)
-            if answer is None or delta is None:
-                continue
-            if output.finish_reason is None:  # a stop string, which only the text side sees
+            if self._answers.add(output):
                 self._core.abort(output.request_id, output.index)
-            if (whole := answer.whole()) is not None:
-                del self._growing[output.request_id]
-                self._completed[output.request_id] = whole
         return outputs
 
     def is_request_finished(self, request_id: str) -> bool:
         """Whether its answer is complete; raises NotFoundError for an id never given out."""
-        if request_id in self._growing:
-            return False
-        if request_id in self._completed:
-            return True
-        raise NotFoundError(f"no request {request_id!r}: unknown, or its answer was handed over")
+        return self._answers.is_complete(request_id)
 
     def get_completed_requests(self) -> list[RequestOutput]:
         """Hand over the answers completed since the last call, each once."""
-        completed, self._completed = self._completed, {}
-        return list(completed.values())
-
-    def _resolve(
-        self,
-        prompt: Prompt,
-        config: GenerationConfig,
-        options: RequestOptions,
-        request_id: str | None = None,
-    ) -> Request:
-        limits = self._core.limits
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-        constraint = config.constraint
-        return resolve_request(
-            request_id or f"request-{next(self._ids)}",
-            [int(i) if isinstance(i, np.integer) else i for i in ids],
-            config,
-            vocab_size=limits.vocab_size,
-            max_model_len=limits.longest(config.streaming),
-            eos_token_ids=limits.eos_token_ids,
-            streams=limits.streams,
-            fresh_seed=secrets.randbits(64),
-            arrival_time=time.monotonic(),
-            options=options,
-            grammar=None if constraint is None else self._grammars.compile(constraint),
-        )
+        return self._answers.take_all()
 
     def _submit_all(self, requests: list[Request], prompts: list[Prompt]) -> list[str]:
         submitted: list[str] = []
@@ -305,26 +234,12 @@ class Engine:
         except SwiftJaxError:
             for request_id in submitted:
                 self._core.abort(request_id)
-                del self._growing[request_id]
+                self._answers.forget(request_id)
             raise
         return submitted
 
     def _submit(self, request: Request, prompt: Prompt) -> str:
-        if request.request_id in self._completed:
-            raise InvalidRequestError(f"request id {request.request_id!r} is already in use")
+        self._answers.check_free(request.request_id)
         self._core.submit(request)
-        self._growing[request.request_id] = WholeAnswer(
-            request, self.tokenizer, prompt if isinstance(prompt, str) else None
-        )
+        self._answers.open(request, prompt)
         return request.request_id
-
-
-def _as_list(prompts: object) -> list[Prompt]:
-    if isinstance(prompts, str):
-        return [prompts]
-    items = prompts.tolist() if isinstance(prompts, np.ndarray) else prompts
-    if isinstance(items, Mapping) or not isinstance(items, SequenceOf):
-        raise InvalidRequestError(
-            f"prompts must be text, token ids or a list of these, not {type(prompts).__name__}"
-        )
-    return [list(items)] if items and all(isinstance(i, int) for i in items) else list(items)

@@ -16,7 +16,7 @@ from swiftjax.engine.kept_pages import NOTHING_KEPT, KeptLimits
 from swiftjax.engine.limits import EngineLimits
 from swiftjax.engine.page_pool import PagePool
 from swiftjax.engine.preemption import PreemptionCosts
-from swiftjax.engine.request import GenerationConfig, Request, RequestOptions, resolve_request
+from swiftjax.engine.request import GenerationConfig, Request, RequestOptions
 from swiftjax.engine.rows import RowTable
 from swiftjax.engine.scheduler import Scheduler
 from swiftjax.engine.streaming import Streaming
@@ -261,14 +261,10 @@ def make_request(
 ) -> Request:
     """A request checked against the core's limits; `options` sets priority, client and so on."""
     config = config or GenerationConfig(max_new_tokens=4)
-    return resolve_request(
+    return core.limits.resolve(
         request_id or f"r{next(_ids)}",
         prompt,
         config,
-        vocab_size=core.limits.vocab_size,
-        max_model_len=core.limits.longest(config.streaming),
-        eos_token_ids=core.limits.eos_token_ids,
-        streams=core.limits.streams,
         fresh_seed=seed,
         arrival_time=0.0,
         deadline=deadline,

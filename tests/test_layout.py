@@ -19,8 +19,8 @@ LEVELS = {
     "kernels": 1,
     "engine": 2, "model": 2,
     "converters": 3, "replay": 3,
-    "api": 4, "build": 4, "build_scheduler": 4, "kernel_choice": 4, "sessions": 4, "sizing": 4,
-    "weight_swap": 4,
+    "api": 4, "async_api": 4, "build": 4, "build_scheduler": 4, "kernel_choice": 4,
+    "sessions": 4, "sizing": 4, "weight_swap": 4,
     "bench": 5, "evaluation": 5, "serving": 5,
     "cli": 6,
 }  # fmt: skip

@@ -48,7 +48,8 @@ def main() -> None:
 
     import jax
 
-    from swiftjax.api import Engine, build_core
+    from swiftjax.api import Engine
+    from swiftjax.build import build_core
     from swiftjax.config import EngineConfig
     from swiftjax.engine.request import GenerationConfig
     from swiftjax.sizing import configure_jax

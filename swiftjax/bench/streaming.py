@@ -16,7 +16,7 @@ import numpy as np
 
 from swiftjax.api import Engine
 from swiftjax.bench.records import Figure
-from swiftjax.engine.request import GenerationConfig, Request, resolve_request
+from swiftjax.engine.request import GenerationConfig, Request
 from swiftjax.engine.streaming import Streaming
 from swiftjax.sessions import Session
 
@@ -160,18 +160,8 @@ def _plain_seconds(engine: Engine, prompt: list[int], num_tokens: int) -> float:
 
 
 def _request(engine: Engine, prompt: list[int], config: GenerationConfig) -> Request:
-    limits = engine.built.core.limits
-    return resolve_request(
-        "endless",
-        prompt,
-        config,
-        vocab_size=limits.vocab_size,
-        max_model_len=limits.longest(config.streaming),
-        eos_token_ids=(),
-        streams=limits.streams,
-        fresh_seed=0,
-        arrival_time=time.monotonic(),
-    )
+    limits = engine.built.core.limits._replace(eos_token_ids=())
+    return limits.resolve("endless", prompt, config, fresh_seed=0, arrival_time=time.monotonic())
 
 
 def _random_ids(engine: Engine, count: int, seed: int = 0) -> list[int]:

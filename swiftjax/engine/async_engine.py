@@ -29,7 +29,6 @@ from swiftjax.engine.request import (
     Request,
     RequestOptions,
     StreamOutput,
-    resolve_request,
 )
 from swiftjax.engine.session import Turn
 from swiftjax.engine.step_meter import StepReport
@@ -209,14 +208,10 @@ class AsyncEngine:
         grammar: Grammar | None,
         num_checked: int = 0,
     ) -> Request:
-        return resolve_request(
+        return self.limits.resolve(
             request_id or uuid.uuid4().hex,
             token_ids,
             config,
-            vocab_size=self.limits.vocab_size,
-            max_model_len=self.limits.longest(config.streaming),
-            eos_token_ids=self.limits.eos_token_ids,
-            streams=self.limits.streams,
             fresh_seed=secrets.randbits(64),
             arrival_time=arrival,
             deadline=None if timeout is None else arrival + timeout,

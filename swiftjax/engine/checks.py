@@ -69,3 +69,12 @@ def check_in_vocabulary(name: str, ids: SequenceOf[int], vocab_size: int) -> Non
             raise InvalidRequestError(
                 f"{name}: token id {token_id} is outside the vocabulary [0, {vocab_size})"
             )
+
+
+def check_room(num_tokens: int, max_model_len: int) -> None:
+    """Raise InvalidRequestError for a prompt that leaves no room for a new token."""
+    if num_tokens >= max_model_len:
+        raise InvalidRequestError(
+            f"the prompt has {num_tokens} tokens; max_model_len is {max_model_len}, which must "
+            f"hold the prompt and at least one new token: shorten it to {max_model_len - 1}"
+        )

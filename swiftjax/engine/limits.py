@@ -4,11 +4,15 @@ Plain values, the same in the engine and in a front end that is another process;
 InvalidRequestError. Made by `build.py`.
 """
 
+from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 from typing import NamedTuple
 
+from swiftjax.engine.checks import check_in_vocabulary, check_label, check_room
 from swiftjax.engine.generation import GenerationConfig
-from swiftjax.engine.request import check_streams
+from swiftjax.engine.grammar import Grammar
+from swiftjax.engine.request import Request
+from swiftjax.engine.request_options import NO_OPTIONS, RequestOptions
 from swiftjax.engine.streaming import MAX_STREAM_LEN, Streaming
 from swiftjax.errors import InvalidRequestError
 
@@ -23,6 +27,48 @@ class EngineLimits(NamedTuple):
     has_sessions: bool = True
     windows: tuple[int, ...] = ()  # of layers that have one of their own
     default_streaming: Streaming | None = None  # of requests and sessions that name none
+
+    def resolve(
+        self,
+        request_id: str,
+        prompt_token_ids: SequenceOf[int],
+        generation: GenerationConfig,
+        *,
+        fresh_seed: int,
+        arrival_time: float,
+        deadline: float | None = None,
+        options: RequestOptions = NO_OPTIONS,
+        grammar: Grammar | None = None,
+        num_checked: int = 0,
+    ) -> Request:
+        """Check a prompt and fill in what its config leaves open.
+
+        The first `num_checked` ids are known to be in the vocabulary, which would take long to
+        check in a text without end. Raises InvalidRequestError for an empty or over-long prompt,
+        ids outside the vocabulary, and streaming where the engine has it not.
+        """
+        self._check_streams(generation.streaming)
+        check_label("request_id", request_id)
+        prompt, longest = tuple(prompt_token_ids), self.longest(generation.streaming)
+        if not prompt:
+            raise InvalidRequestError("the prompt is empty: give at least one token")
+        check_in_vocabulary("the prompt", prompt[num_checked:], self.vocab_size)
+        check_room(len(prompt), longest)
+        eos = () if generation.ignore_eos else self.eos_token_ids
+        stop_token_ids = frozenset((*eos, *generation.stop_token_ids))
+        _check_ids(generation, stop_token_ids, self.vocab_size)
+        return Request(
+            request_id=request_id,
+            prompt_token_ids=prompt,
+            generation=generation,
+            max_new_tokens=_max_new_tokens(generation, longest - len(prompt)),
+            stop_token_ids=stop_token_ids,
+            seed=fresh_seed if generation.seed is None else generation.seed,
+            arrival_time=arrival_time,
+            deadline=options.end_time(arrival_time, deadline),
+            options=options,
+            grammar=grammar,
+        )
 
     def completed(self, config: GenerationConfig) -> GenerationConfig:
         """What a request asks, with the engine's own streaming where that can be.
@@ -40,8 +86,15 @@ class EngineLimits(NamedTuple):
                 "this engine records a trace, and a replay does not know what sessions keep: "
                 "start it without a trace to open sessions"
             )
-        check_streams(streaming, self.streams)
+        self._check_streams(streaming)
         self.check_windows(streaming)
+
+    def _check_streams(self, streaming: Streaming | None) -> None:
+        if streaming is not None and not self.streams:
+            raise InvalidRequestError(
+                "this engine was not started for streaming: start it with --streaming "
+                "(streaming=True in Python), or leave the streaming options out"
+            )
 
     def check_windows(self, streaming: Streaming | None) -> None:
         """Raise InvalidRequestError for a cache that ends amid what a layer sees of it."""
@@ -58,3 +111,31 @@ class EngineLimits(NamedTuple):
     def longest(self, streaming: Streaming | None) -> int:
         """Most tokens of prompt and answer together."""
         return MAX_STREAM_LEN if streaming and self.streams else self.max_model_len
+
+
+def _max_new_tokens(generation: GenerationConfig, room: int) -> int:
+    wanted = room if generation.max_new_tokens is None else generation.max_new_tokens
+    # The step that scores the end of a prompt samples a token even if none is to be shown.
+    return max(1, min(wanted, room))
+
+
+def _check_ids(
+    generation: GenerationConfig, stop_token_ids: frozenset[int], vocab_size: int
+) -> None:
+    allowed, banned = generation.allowed_token_ids, set(generation.banned_token_ids)
+    for name, ids in (
+        ("stop_token_ids", generation.stop_token_ids),
+        ("logit_bias", [token_id for token_id, _ in dict(generation.logit_bias).items()]),
+        ("allowed_token_ids", allowed or ()),
+        ("banned_token_ids", generation.banned_token_ids),
+        ("bad_words_ids", [i for word in generation.bad_words_ids for i in word]),
+    ):
+        check_in_vocabulary(name, ids, vocab_size)
+    banned.update(word[0] for word in generation.bad_words_ids if len(word) == 1)
+    if generation.min_new_tokens:
+        banned |= stop_token_ids
+    if not (len(banned) < vocab_size if allowed is None else set(allowed) - banned):
+        raise InvalidRequestError(
+            "no token is left to choose: every allowed id is banned (stop ids count as banned "
+            "before min_new_tokens); allow more or ban fewer"
+        )

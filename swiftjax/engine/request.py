@@ -10,13 +10,10 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from swiftjax.engine.checks import MAX_TOKENS as MAX_TOKENS
-from swiftjax.engine.checks import check_in_vocabulary, check_label
 from swiftjax.engine.generation import GenerationConfig as GenerationConfig
 from swiftjax.engine.grammar import Grammar
 from swiftjax.engine.request_options import NO_OPTIONS as NO_OPTIONS
 from swiftjax.engine.request_options import RequestOptions as RequestOptions
-from swiftjax.engine.streaming import Streaming
-from swiftjax.errors import InvalidRequestError
 
 FinishReason = Literal["stop", "length", "abort", "time_limit", "error"]
 Prompt = str | SequenceOf[int]
@@ -145,93 +142,3 @@ class StreamOutput(msgspec.Struct, frozen=True, kw_only=True):
     top_logprobs: tuple[TopLogprobs, ...] = ()
     prompt: PromptLogprobs | None = None
     num_cached_tokens: int = 0  # of the prompt, not computed for this choice
-
-
-def resolve_request(
-    request_id: str,
-    prompt_token_ids: SequenceOf[int],
-    generation: GenerationConfig,
-    *,
-    vocab_size: int,
-    max_model_len: int,
-    eos_token_ids: SequenceOf[int],
-    streams: bool = False,
-    fresh_seed: int,
-    arrival_time: float,
-    deadline: float | None = None,
-    options: RequestOptions = NO_OPTIONS,
-    grammar: Grammar | None = None,
-    num_checked: int = 0,
-) -> Request:
-    """Check a prompt against the model's limits and fill in what the config leaves open.
-
-    `max_model_len` is the longest text for this config; of the prompt the first `num_checked` ids
-    are known to be in the vocabulary, which would take long to check in a text without end. Raises
-    InvalidRequestError for an empty or over-long prompt, ids outside the vocabulary, and streaming
-    where the engine has it not.
-    """
-    check_streams(generation.streaming, streams)
-    check_label("request_id", request_id)
-    prompt = tuple(prompt_token_ids)
-    if not prompt:
-        raise InvalidRequestError("the prompt is empty: give at least one token")
-    check_in_vocabulary("the prompt", prompt[num_checked:], vocab_size)
-    check_room(len(prompt), max_model_len)
-    room = max_model_len - len(prompt)
-    eos = () if generation.ignore_eos else eos_token_ids
-    stop_token_ids = frozenset((*eos, *generation.stop_token_ids))
-    _check_ids(generation, stop_token_ids, vocab_size)
-    wanted = room if generation.max_new_tokens is None else generation.max_new_tokens
-    return Request(
-        request_id=request_id,
-        prompt_token_ids=prompt,
-        generation=generation,
-        # The step that scores the end of a prompt samples a token even if none is to be shown.
-        max_new_tokens=max(1, min(wanted, room)),
-        stop_token_ids=stop_token_ids,
-        seed=fresh_seed if generation.seed is None else generation.seed,
-        arrival_time=arrival_time,
-        deadline=options.end_time(arrival_time, deadline),
-        options=options,
-        grammar=grammar,
-    )
-
-
-def check_streams(streaming: Streaming | None, streams: bool) -> None:
-    """Raise InvalidRequestError for streaming in an engine that was not built for it."""
-    if streaming is not None and not streams:
-        raise InvalidRequestError(
-            "this engine was not started for streaming: start it with --streaming (streaming=True "
-            "in Python), or leave the streaming options out"
-        )
-
-
-def check_room(num_tokens: int, max_model_len: int) -> None:
-    """Raise InvalidRequestError for a prompt that leaves no room for a new token."""
-    if num_tokens >= max_model_len:
-        raise InvalidRequestError(
-            f"the prompt has {num_tokens} tokens; max_model_len is {max_model_len}, which must "
-            f"hold the prompt and at least one new token: shorten it to {max_model_len - 1}"
-        )
-
-
-def _check_ids(
-    generation: GenerationConfig, stop_token_ids: frozenset[int], vocab_size: int
-) -> None:
-    allowed, banned = generation.allowed_token_ids, set(generation.banned_token_ids)
-    for name, ids in (
-        ("stop_token_ids", generation.stop_token_ids),
-        ("logit_bias", [token_id for token_id, _ in dict(generation.logit_bias).items()]),
-        ("allowed_token_ids", allowed or ()),
-        ("banned_token_ids", generation.banned_token_ids),
-        ("bad_words_ids", [i for word in generation.bad_words_ids for i in word]),
-    ):
-        check_in_vocabulary(name, ids, vocab_size)
-    banned.update(word[0] for word in generation.bad_words_ids if len(word) == 1)
-    if generation.min_new_tokens:
-        banned |= stop_token_ids
-    if not (len(banned) < vocab_size if allowed is None else set(allowed) - banned):
-        raise InvalidRequestError(
-            "no token is left to choose: every allowed id is banned (stop ids count as banned "
-            "before min_new_tokens); allow more or ban fewer"
-        )

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from swiftjax.api import build_core
+from swiftjax.build import build_core
 from swiftjax.config import EngineConfig
 from swiftjax.memory import fitting_sequences
 from swiftjax.sizing import plan_engine

@@ -13,7 +13,7 @@ from swiftjax.engine.constraint import Constraint
 from swiftjax.engine.core import EngineCore
 from swiftjax.engine.detokenizer import TextStream
 from swiftjax.engine.grammar import GrammarCompiler, _bit
-from swiftjax.engine.request import GenerationConfig, resolve_request
+from swiftjax.engine.request import GenerationConfig
 from swiftjax.errors import InvalidRequestError
 from tests.fakes import FakePending, FakeRunner, make_fake_core
 from tests.serving.harness import END_ID, VOCAB_SIZE, byte_tokenizer
@@ -58,9 +58,8 @@ def answer_all(core: EngineCore, constraints: list[Constraint]) -> list[tuple[st
     answers = {str(i): ("", "") for i in range(len(constraints))}
     for index, constraint in enumerate(constraints):
         config = GenerationConfig(constraint=constraint, max_new_tokens=MAX_TOKENS)
-        request = resolve_request(
-            str(index), [97, 98], config, vocab_size=VOCAB_SIZE, max_model_len=1024,
-            eos_token_ids=(END_ID,), fresh_seed=index, arrival_time=0.0,
+        request = core.limits.resolve(
+            str(index), [97, 98], config, fresh_seed=index, arrival_time=0.0,
             grammar=COMPILER.compile(constraint),
         )  # fmt: skip
         streams[str(index)] = TextStream(TOKENIZER, config)
@@ -176,14 +175,9 @@ def test_constrained_rows_keep_to_themselves_and_outlive_preemption() -> None:
     core = make_core(max_num_seqs=3)
     core.scheduler.preemption.preempt_next()
     config = GenerationConfig(max_new_tokens=20)
-    free = resolve_request(
-        "free", [97], config, vocab_size=VOCAB_SIZE, max_model_len=1024,
-        eos_token_ids=(END_ID,), fresh_seed=0, arrival_time=0.0,
-    )  # fmt: skip
-    core.submit(free)
-    request = resolve_request(
-        "bound", [97], GenerationConfig(max_new_tokens=20, n=2), vocab_size=VOCAB_SIZE,
-        max_model_len=1024, eos_token_ids=(END_ID,), fresh_seed=0, arrival_time=0.0,
+    core.submit(core.limits.resolve("free", [97], config, fresh_seed=0, arrival_time=0.0))
+    request = core.limits.resolve(
+        "bound", [97], GenerationConfig(max_new_tokens=20, n=2), fresh_seed=0, arrival_time=0.0,
         grammar=COMPILER.compile(Constraint(kind="regex", text="[0-9]{12}")),
     )  # fmt: skip
     core.submit(request)
