@@ -7,6 +7,7 @@ in a request is logged by `incidents.py`.
 import asyncio
 import socket
 import ssl
+import sys
 from collections.abc import Sequence
 
 import uvicorn
@@ -21,6 +22,8 @@ from swiftjax.serving.metrics import Metrics
 from swiftjax.serving.served import Served
 
 BACKLOG = 1024
+# A client that takes nothing for so long has gone, whatever its machine says.
+UNREAD_SECONDS = 60
 # What is left to do for requests that were cut off: close their connections.
 STOP_GRACE_SECONDS = 1
 
@@ -90,6 +93,9 @@ def _bind(host: str, port: int) -> socket.socket:
         bound = socket.socket(family, kind, protocol)
         try:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if sys.platform == "linux":  # and every connection has it from here
+                unread = UNREAD_SECONDS * 1000
+                bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, unread)
             bound.bind(address)
             bound.listen(BACKLOG)
         except OSError:

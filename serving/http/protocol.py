@@ -1,14 +1,18 @@
-"""HTTP/1.1 as uvicorn speaks it with httptools, and a limit that httptools has not.
+"""HTTP/1.1 as uvicorn speaks it with httptools, and limits that they have not.
 
 Its parser, which is in C and writes chunks at a quarter of h11's price, would collect a head, a
-trailer or a chunk's extension for as long as one comes. Used by `http_server.py`.
+trailer or a chunk's extension for as long as one comes, and uvicorn waits for the first head of a
+connection for ever. Used by `http_server.py`.
 """
 
+import asyncio
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MAX_HEADER_BYTES = 16 * 2**10
+# From the first byte of a head, or from the start of a connection, to its end.
+HEAD_SECONDS = 20.0
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -17,6 +21,17 @@ class HttpProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._num_bytes = 0  # that came since the last that were body, or the end of something
+        self._waiting: asyncio.TimerHandle | None = None  # for the rest of a head
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Wait for a first request, but not for ever."""
+        super().connection_made(transport)
+        self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nothing will come any more."""
+        self._stop_waiting()
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Read on, unless what came is too much to be a head."""
@@ -24,18 +39,38 @@ class HttpProtocol(HttpToolsProtocol):
         super().data_received(data)
         if self._num_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
             self.send_400_response(f"at most {MAX_HEADER_BYTES} bytes of headers are taken")
+        elif self._num_bytes and self._waiting is None:
+            self._wait()
 
     def on_headers_complete(self) -> None:
         """The head is whole; one that came in one piece is measured by the application."""
         self._num_bytes = 0
+        self._stop_waiting()
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """A part of the body."""
+        """A part of the body, for which the application waits."""
         self._num_bytes = 0
+        self._stop_waiting()
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         """The end of a request."""
         self._num_bytes = 0
         super().on_message_complete()
+        self._stop_waiting()
+
+    def _wait(self) -> None:
+        self._waiting = self.loop.call_later(HEAD_SECONDS, self._give_up)
+
+    def _stop_waiting(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
+
+    def _give_up(self) -> None:
+        self._waiting = None
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._wait()  # it is still being answered: what comes slowly is the next request
+        elif not self.transport.is_closing():
+            self.transport.close()

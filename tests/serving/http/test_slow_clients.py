@@ -1,0 +1,91 @@
+"""Clients that send too slowly, or take nothing: their connections are given back."""
+
+import asyncio
+import socket
+import sys
+import time
+
+import pytest
+
+from swiftjax.serving.http import http_server, protocol
+from tests.serving.harness import make_core, until
+from tests.serving.http.harness import HttpService, serving
+
+HEAD = b"GET /health HTTP/1.1\r\nhost: x\r\n"
+
+
+async def connect(service: HttpService) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    assert service.listeners.http is not None
+    return await asyncio.open_connection("127.0.0.1", service.listeners.http.port)
+
+
+@pytest.mark.parametrize("sent", [b"", b"G", HEAD], ids=["nothing", "a byte", "headers"])
+def test_a_head_that_does_not_end_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.4)
+
+    async def main() -> None:
+        async with serving(make_core()) as service:
+            reader, writer = await connect(service)
+            begun, is_open = time.monotonic(), True
+            writer.write(sent)
+            while is_open:
+                if sent == HEAD:
+                    writer.write(b"x: y\r\n")  # a little now and then does not help
+                try:
+                    is_open = await asyncio.wait_for(reader.read(), 0.1) != b""
+                except TimeoutError:
+                    assert time.monotonic() - begun < 2.0
+                except ConnectionError:
+                    is_open = False
+            assert time.monotonic() - begun > 0.3
+            writer.close()
+
+    asyncio.run(main())
+
+
+def test_an_answer_is_not_cut_off_by_the_slow_head_of_the_next_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.2)
+
+    async def main() -> None:
+        async with serving(make_core(delay=0.02)) as service:
+            reader, writer = await connect(service)
+            body = b'{"prompt": "a", "max_tokens": 40}'
+            head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            writer.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
+            await asyncio.sleep(0.1)
+            writer.write(HEAD)
+            answer = await asyncio.wait_for(reader.read(), 5.0)  # then the connection is closed
+            assert answer.startswith(b"HTTP/1.1 200") and b'"completion_tokens":40' in answer
+            writer.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="sets an option of Linux")
+def test_who_takes_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also behind an answer that is complete here, and would lie in memory for ever."""
+    monkeypatch.setattr(http_server, "UNREAD_SECONDS", 1)
+
+    async def main() -> None:
+        async with serving(make_core()) as service:
+            assert service.listeners.http is not None
+            client = socket.socket()
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.setblocking(False)
+            loop, port = asyncio.get_running_loop(), service.listeners.http.port
+            await loop.sock_connect(client, ("127.0.0.1", port))
+            request = b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n"
+            await loop.sock_sendall(client, request * 300)
+            connections = service.listeners.http._server.server_state.connections
+            await until(lambda: bool(connections))
+            begun = time.monotonic()
+            while connections:
+                assert time.monotonic() - begun < 8.0
+                await asyncio.sleep(0.05)
+            client.close()
+
+    asyncio.run(main())
