@@ -64,7 +64,8 @@ def test_priority_decides_who_starts_first(engine: Engine) -> None:
 
 
 def test_prompts_that_are_refused_leave_the_request_whose_id_they_met(engine: Engine) -> None:
-    taken = f"request-{next(engine._maker._ids) + 2}"  # what the second of the next prompts will be called
+    # What the second of the next prompts will be called.
+    taken = f"request-{next(engine._maker._ids) + 2}"
     engine.add_request([1, 2], GenerationConfig(max_new_tokens=2), request_id=taken)
     with pytest.raises(InvalidRequestError, match="already in use"):
         engine.generate([[3], [4]])

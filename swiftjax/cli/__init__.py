@@ -9,6 +9,9 @@ from typing import Annotated
 import typer
 
 from swiftjax import __version__
+from swiftjax.cli import bench_kernels as bench_kernels
+from swiftjax.cli import bench_offline as bench_offline
+from swiftjax.cli import bench_serving as bench_serving
 from swiftjax.cli import bench_streaming as bench_streaming
 from swiftjax.cli.bench import bench
 from swiftjax.cli.chat import chat

@@ -1,14 +1,16 @@
-"""What the bench commands share: the run that records name, printing, writing, comparing."""
+"""What the bench commands share: reading options; printing, writing and comparing figures."""
 
 import shlex
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from swiftjax.config import KVCacheDtype
+from swiftjax.errors import InvalidRequestError
 from swiftjax.model_config import Dtype
 
 if TYPE_CHECKING:
@@ -24,6 +26,30 @@ FILES = {
     "memory": "memory",
     "idle": "idle",
 }
+
+
+def check_known(what: str, names: Iterable[str], known: Collection[str]) -> None:
+    """Raise InvalidRequestError for names that there are not."""
+    if unknown := set(names) - set(known):
+        raise InvalidRequestError(
+            f"{what} {', '.join(sorted(unknown))} is unknown; choose from {', '.join(known)}"
+        )
+
+
+def given(**options: Any) -> dict[str, Any]:
+    """Options that were given, for a record to name."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def flags_of(**options: Any) -> list[str]:
+    """The same as arguments of another command."""
+    pairs = given(**options).items()
+    return [x for name, value in pairs for x in (f"--{name.replace('_', '-')}", str(value))]
+
+
+def stored_type(kv_cache_dtype: KVCacheDtype) -> KVCacheDtype | None:
+    """What a record says of the KV cache: nothing of the model's own type."""
+    return None if kv_cache_dtype == "auto" else kv_cache_dtype
 
 
 def compare_files(a: Path, b: Path) -> None:

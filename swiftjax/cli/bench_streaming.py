@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from swiftjax.cli.bench import Commit, ModelOption, Out, bench
-from swiftjax.cli.bench_report import report, run_of
+from swiftjax.cli.bench_report import check_known, report, run_of
 from swiftjax.cli.loading import load_core
 from swiftjax.cli.options import DtypeOption, Implementation, LoadFormatOption, Quiet
 from swiftjax.config import EngineConfig
-from swiftjax.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from swiftjax.api import Engine
@@ -46,10 +45,7 @@ def streaming(
 ) -> None:
     """Endless text: pages, time and memory on the way; tokens at a million; turns of a chat."""
     parts, answers = part or list(PARTS[:3]), answer or [512, 1024]
-    if unknown := set(parts) - set(PARTS):
-        raise InvalidRequestError(
-            f"part {', '.join(sorted(unknown))} is unknown; choose from {', '.join(PARTS)}"
-        )
+    check_known("part", parts, PARTS)
     longest = sink + window + max(answers) + 256
     if "perplexity" in parts:
         longest = max(longest, length + 1)
