@@ -31,7 +31,7 @@ RESULTS = Path(__file__).parent / "results" / "cpu"
 NUM_STREAMS = 64
 SECONDS = 3.0
 # How long a step of the engine takes beside its planning, which sets how many tokens are offered.
-STEP_SECONDS = (0.006, 0.003, 0.0015)
+STEP_SECONDS = (0.006, 0.003, 0.002, 0.0015)
 
 
 class Server(NamedTuple):
@@ -73,7 +73,9 @@ def serve(step_seconds: float) -> int:
 
     async def load() -> Served:
         core = {"delay": step_seconds, "max_num_seqs": NUM_STREAMS, "num_pages": 100_000}
-        link, info = await ProcessLink.start(COMMAND, json.dumps({"core": core}).encode())
+        link, info = await ProcessLink.start(
+            COMMAND, json.dumps({"core": core, "forgets": True}).encode()
+        )
         print(link.pid, flush=True)
         engine = AsyncEngine(link, Tokenizer(info.tokenizer_files), info.limits, None, watch.take)
         model = describe_model("bytes", info.model, info.limits, engine.tokenizer)

@@ -114,6 +114,11 @@ class Connection(asyncio.Protocol):
         """Take the way to the server."""
         self._transport = transport  # type: ignore[assignment]
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell the reader, if one waits."""
+        if self._arrived is not None and not self._arrived.done():
+            self._arrived.set_exception(exc or ConnectionError("the server hung up"))
+
     def data_received(self, data: bytes) -> None:
         """Parse, and tell the reader."""
         self._parser.feed_data(data)
