@@ -9,10 +9,12 @@ import asyncio
 import time
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from typing import cast
 
 from swiftjax.engine.checks import check_count
 from swiftjax.engine.request import GenerationConfig
+from swiftjax.engine.text_threads import count_chars, in_thread
 from swiftjax.errors import InvalidRequestError
 from swiftjax.serving import messages
 from swiftjax.serving.caller import current_caller
@@ -67,7 +69,8 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
             ids = await self._render(request.chat, engine.limits.max_model_len)
         elif kind == "text":
             add = request.add_special_tokens or not request.HasField("add_special_tokens")
-            ids = await asyncio.to_thread(engine.tokenizer.encode, request.text, add)
+            text = request.text
+            ids = await in_thread(len(text), partial(engine.tokenizer.encode, text, add))
         else:
             raise InvalidRequestError("no prompt: set text or chat")
         return pb.TokenizeResponse(token_ids=ids)
@@ -146,5 +149,6 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
     async def _render(self, chat: pb.Chat, max_model_len: int) -> list[int]:
         engine = self.served.engine
         turns = messages.read_chat(chat, max_model_len)
-        ids = await asyncio.to_thread(engine.tokenizer.apply_chat_template, turns)
+        render = partial(engine.tokenizer.apply_chat_template, turns)
+        ids = await in_thread(count_chars(turns), render)
         return cast(list[int], ids)  # text only with tokenize=False

@@ -222,8 +222,10 @@ def _run(
 ) -> int:
     import uvloop
 
+    from swiftjax.cli.file_limit import raise_file_limit
     from swiftjax.serving.server import run_server
 
+    raise_file_limit()
     return uvloop.run(
         run_server(
             engines.start,

@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from swiftjax.config import ReaderLimits, SessionLimits
 from swiftjax.engine.answer_reader import AnswerReader
@@ -32,6 +33,7 @@ from swiftjax.engine.request import (
 )
 from swiftjax.engine.session import Turn
 from swiftjax.engine.step_meter import StepReport
+from swiftjax.engine.text_threads import in_thread
 from swiftjax.engine.tokenizer import Tokenizer
 from swiftjax.errors import (
     EngineDeadError,
@@ -106,7 +108,7 @@ class AsyncEngine:
             if len(prompt) <= MAX_CHARS_AT_ONCE:
                 prompt = self.tokenizer.encode(prompt)
             else:
-                prompt = await asyncio.to_thread(self.tokenizer.encode, prompt)
+                prompt = await in_thread(len(prompt), partial(self.tokenizer.encode, prompt))
         grammar = None
         if config.constraint is not None:
             grammar = await asyncio.to_thread(self._grammars.compile, config.constraint)

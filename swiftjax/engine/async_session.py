@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from swiftjax.engine.checks import check_label
 from swiftjax.engine.link_messages import ForkSession, SaveSession
 from swiftjax.engine.request import GenerationConfig, Prompt, RequestOptions, StreamOutput
 from swiftjax.engine.session import UNDER_WAY, SessionText
+from swiftjax.engine.text_threads import count_chars, in_thread
 from swiftjax.errors import (
     InvalidRequestError,
     RepeatedTurnError,
@@ -63,9 +65,8 @@ class AsyncSession:
             self._turn_ids.append(turn_id)
 
     async def _append(self, content: Prompt | Messages) -> None:
-        ids = await asyncio.to_thread(
-            read_content, self._sessions.tokenizer, content, self.text.token_ids
-        )
+        read = partial(read_content, self._sessions.tokenizer, content, self.text.token_ids)
+        ids = await in_thread(count_chars(content), read)
         self._sessions.check_room(len(ids), self.owner)
         self.text.append(ids)
 

@@ -80,22 +80,31 @@ class Tokenizer:
 
         Raises InvalidRequestError for text over `max_chars`, with NUL or with lone surrogates.
         """
-        return self.encode_with_offsets(text, add_special_tokens).ids
+        # Offsets would take ten times as long to write as ids, with the interpreter lock held.
+        ids = self._encode(text).ids
+        return [*self._head(ids), *ids, *self._suffix] if add_special_tokens else ids
 
     def encode_with_offsets(self, text: str, add_special_tokens: bool = True) -> Encoding:
         """Tokenise as `encode` does; tokens that were added have an empty range."""
-        check_text(text, "the text", self.max_chars)
-        # A batch of one, because only that lets other threads run: `encode` keeps the interpreter
-        # lock, for seconds when the text is long.
-        encoding = self._backend.encode_batch([text], add_special_tokens=False)[0]
+        encoding = self._encode(text)
         ids, offsets = encoding.ids, encoding.offsets
         if not add_special_tokens:
             return Encoding(ids, offsets)
+        head = self._head(ids)
+        before, after = [(0, 0)] * len(head), [(len(text), len(text))] * len(self._suffix)
+        return Encoding([*head, *ids, *self._suffix], [*before, *offsets, *after])
+
+    def _encode(self, text: str) -> tokenizers.Encoding:
+        check_text(text, "the text", self.max_chars)
+        # A batch of one, because only that lets other threads run: `encode` keeps the interpreter
+        # lock, for seconds when the text is long.
+        return self._backend.encode_batch([text], add_special_tokens=False)[0]
+
+    def _head(self, ids: list[int]) -> list[int]:
+        """What goes before a text of these ids."""
         prefix = self._prefix
-        if ids and prefix and ids[0] == prefix[-1] == self.bos_token_id:
-            prefix = prefix[:-1]
-        before, after = [(0, 0)] * len(prefix), [(len(text), len(text))] * len(self._suffix)
-        return Encoding([*prefix, *ids, *self._suffix], [*before, *offsets, *after])
+        has_bos = ids and prefix and ids[0] == prefix[-1] == self.bos_token_id
+        return prefix[:-1] if has_bos else prefix
 
     def decode(self, token_ids: Iterable[SupportsIndex], skip_special_tokens: bool = True) -> str:
         """Text of tokens; bytes that form no character become U+FFFD.

@@ -1,11 +1,13 @@
 """Options of `serve` that say where it listens and whom it lets in."""
 
+import resource
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trustme
 
+from swiftjax.cli.file_limit import MAX_FILES, raise_file_limit
 from swiftjax.cli.listening import KEYS_VARIABLE, read_listen
 from swiftjax.errors import InvalidRequestError, UnauthenticatedError
 from swiftjax.serving.keys import KeyRing
@@ -81,3 +83,15 @@ def test_origins() -> None:
     for text in ("*", "a.example", "https://a.example/path"):
         with pytest.raises(InvalidRequestError, match="origin"):
             read(allowed_origins=text)
+
+
+def test_a_server_may_have_as_many_connections_as_its_system_allows() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    low = min(256, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (low, hard))
+    try:
+        for _ in range(2):
+            raise_file_limit()
+            assert resource.getrlimit(resource.RLIMIT_NOFILE) == (min(hard, MAX_FILES), hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

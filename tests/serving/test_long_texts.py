@@ -1,0 +1,50 @@
+"""Texts that take long to tokenise: nobody else waits for them."""
+
+import asyncio
+import threading
+from functools import partial
+
+import pytest
+
+from swiftjax.engine.text_threads import LONG_CHARS, count_chars, in_thread
+from swiftjax.serving.proto import swiftjax_pb2 as pb
+from tests.serving.harness import Service, join
+from tests.serving.test_cancel import run
+
+
+def test_short_texts_do_not_wait_behind_long_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_go_on = threading.Event()
+
+    async def body(service: Service) -> None:
+        encode = service.engine.tokenizer.encode
+
+        def slowly(text: str, *args: bool) -> list[int]:
+            assert len(text) <= LONG_CHARS or may_go_on.wait(20)
+            return encode(text[:100], *args)
+
+        monkeypatch.setattr(service.engine.tokenizer, "encode", slowly)
+        long = pb.TokenizeRequest(text="a" * (LONG_CHARS + 1))
+        # More than the loop has threads.
+        waiting = [asyncio.ensure_future(service.stub.Tokenize(long)) for _ in range(50)]
+        await asyncio.sleep(0.1)
+        for _ in range(3):
+            request = pb.GenerateRequest(text="a", stop=pb.StopOptions(max_new_tokens=3))
+            assert (await asyncio.wait_for(join(service.stub.Generate(request)), 5))[0] == "bcd"
+        may_go_on.set()
+        for answer in await asyncio.gather(*waiting):
+            assert len(answer.token_ids) == 100
+
+    run(body)
+
+
+def test_what_is_long() -> None:
+    assert count_chars("abc") == 3 and count_chars([1, 2]) == 0
+    chat = [{"role": "user", "content": "abc"}, {"role": "assistant", "content": None}]
+    assert count_chars(chat) == 3
+    name = partial(lambda: threading.current_thread().name)
+
+    async def main() -> None:
+        assert "long" not in await in_thread(LONG_CHARS, name)
+        assert "long" in await in_thread(LONG_CHARS + 1, name)
+
+    asyncio.run(main())
