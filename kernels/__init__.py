@@ -13,6 +13,7 @@ from swiftjax.kernels.implementation import (
     check_supported,
     choose_implementation,
 )
+from swiftjax.kernels.prompt_attention import check_prompt_attention
 from swiftjax.kernels.quantized_matmul import (
     fp8_matmul,
     int4_matmul,
@@ -32,6 +33,7 @@ __all__ = [
     "Pages",
     "QuantizedPages",
     "Streams",
+    "check_prompt_attention",
     "check_supported",
     "choose_implementation",
     "decode_attention",

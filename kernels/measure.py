@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -24,9 +25,11 @@ ROUNDS, ROUND_S, WRITE_REPEATS = 7, 0.03, 20
 TOLERANCE = 1e-2
 
 DECODES = ((64, 576), (256, 576), (16, 8192), (1, 8192), (1, 131072))
+WHOLE_PROMPT = "prefill_cudnn"  # the same by cuDNN, the copy out of the pages included
 # name -> (cached, new) tokens of every sequence
 RAGGED = {
     "prefill": [(0, 8192)],
+    WHOLE_PROMPT: [(0, 8192)],
     "prefill_chunk": [(30000, 2048)],
     "mixed": [(575, 1)] * 64 + [(0, 2048)],
     "mixed_chunk_alone": [(0, 2048)],
@@ -150,9 +153,10 @@ def measure_ragged(
         row[:count], used = pages[used : used + count], used + count
     q = jax.random.normal(jax.random.key(3), (int(starts[-1]), NUM_HEADS, HEAD_DIM), jnp.bfloat16)
 
-    def attend(*arrays: jax.Array) -> jax.Array:
-        return ragged_attention(*arrays, scale=SCALE, implementation=implementation)
-
+    whole = name == WHOLE_PROMPT
+    attend = partial(
+        ragged_attention, scale=SCALE, whole_prompt=whole, implementation=implementation
+    )
     arguments = (q, *pools, *map(jnp.asarray, (table, starts, contexts)))
     compiled = jax.jit(attend)
     last = len(sequences) - 1

@@ -31,6 +31,7 @@ from swiftjax.kernels.paged_tile import (
     store_rows,
     walk,
 )
+from swiftjax.kernels.prompt_attention import check_prompt_attention, prompt_attention
 from swiftjax.kernels.quantized_pages import Pages, QuantizedPages, page_arrays
 from swiftjax.kernels.query_blocks import query_blocks
 from swiftjax.kernels.streams import Streams, stream_arrays
@@ -49,6 +50,7 @@ def ragged_attention(
     window: int = 0,
     streams: Streams | None = None,
     row_invariant: bool = False,
+    whole_prompt: bool = False,
     implementation: Implementation | None = None,
 ) -> Float[Array, "T N H"]:
     """Attend causally from the last query_starts[b+1] - query_starts[b] tokens of every sequence b.
@@ -57,12 +59,23 @@ def ragged_attention(
     sequence may have no new tokens at all. `window`, `streams` and the errors are those of
     `decode_attention`. With `row_invariant` a token's bits depend on its context only, not on how
     many others of its sequence are new; "xla" is slower for it, the others always are so.
+    `whole_prompt` promises that the first sequence alone has tokens and that all of them are new:
+    a library may then compute it, for what `check_prompt_attention` lets pass.
     """
     implementation = implementation or choose_implementation(jax.default_backend())
     check_attention(q, k_pages, window, streams, implementation)
     arrays = (q, k_pages, v_pages, page_table, query_starts, context_lens)
     if implementation == "reference":
         return reference.ragged_attention(*arrays, scale=scale, window=window, streams=streams)
+    if whole_prompt:
+        check_prompt_attention(
+            head_dim=q.shape[2],
+            dtype=q.dtype,
+            window=window,
+            has_streams=streams is not None,
+            is_quantized=isinstance(k_pages, QuantizedPages),
+        )
+        return prompt_attention(q, k_pages, v_pages, page_table, context_lens, scale=scale)
     if implementation == "xla":
         return xla_attention.ragged_attention(
             *arrays, scale=scale, window=window, streams=streams, row_invariant=row_invariant

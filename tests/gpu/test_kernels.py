@@ -7,8 +7,9 @@ import pytest
 
 from swiftjax.kernels import decode_attention, ragged_attention, write_kv
 from tests.kernels.attention_case import Shape, make_case, relative_error
-from tests.kernels.shapes import DECODES, RAGGED
+from tests.kernels.shapes import DECODES, PROMPTS, RAGGED
 from tests.kernels.test_attention import run_decode, run_ragged
+from tests.kernels.test_prompt_attention import attend
 from tests.kernels.test_quantized_pages import STORED, check_rope_write, quantized_case
 from tests.kernels.test_rope_write import HEADS
 
@@ -52,6 +53,15 @@ def test_ragged_equals_dense(name: str) -> None:
     out = ragged(*arrays, **case.options)
     assert relative_error(out, case.expected) <= TOLERANCE[RAGGED[name].dtype]
     np.testing.assert_array_equal(out, ragged(*arrays, **case.options))
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_whole_prompts_by_cudnn_equal_dense(name: str) -> None:
+    case = make_case(PROMPTS[name])
+    out = attend(case, "triton")
+    assert relative_error(out, case.expected) <= TOLERANCE[PROMPTS[name].dtype]
+    assert not np.asarray(out[int(case.query_starts[-1]) :], np.float32).any()
+    np.testing.assert_array_equal(out, attend(case, "triton"))
 
 
 @pytest.mark.parametrize("kind", STORED)

@@ -42,3 +42,14 @@ RAGGED = {
     ),
     "bfloat16": Shape(sequences=((40, 20), (0, 65)), head_dim=64, dtype="bfloat16"),
 }
+PROMPTS = {
+    "full": Shape(sequences=((0, 64),), num_kv_heads=2, group=4, head_dim=64, dtype="bfloat16"),
+    "padded": Shape(
+        sequences=((0, 211), (0, 0), (0, 0)), group=4, head_dim=128, page_size=64, padding=45,
+        dtype="bfloat16",
+    ),
+    "short table": Shape(
+        sequences=((0, 20),), group=1, head_dim=80, padding=100, spare_pages=0, dtype="float16"
+    ),
+    "one token": Shape(sequences=((0, 1),), head_dim=64, padding=31, dtype="float16"),
+}  # fmt: skip
