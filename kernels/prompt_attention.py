@@ -55,22 +55,22 @@ def prompt_attention(
     """
     assert not isinstance(k_pages, QuantizedPages) and not isinstance(v_pages, QuantizedPages)
     length = context_lens[:1]
+    # A CPU has no products of 16-bit floats.
+    dtype = jnp.dtype(jnp.float32) if _triton.is_interpreted() else q.dtype
     keys, values = (
         _side_by_side(pages, page_table[0], length, q.shape[0]) for pages in (k_pages, v_pages)
     )
     # jax's function promotes types and ranks itself, which whoever calls us may have forbidden.
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         out = jax.nn.dot_product_attention(
-            q[None],
-            keys[None],
-            values[None],
+            *(x.astype(dtype)[None] for x in (q, keys, values)),
             scale=scale,
             is_causal=True,
             query_seq_lengths=length,
             key_value_seq_lengths=length,
             implementation="xla" if _triton.is_interpreted() else "cudnn",
         )
-    return out[0]
+    return out[0].astype(q.dtype)
 
 
 def _side_by_side(

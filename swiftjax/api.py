@@ -11,7 +11,13 @@ from pathlib import Path
 import numpy as np
 
 from swiftjax.build import BuiltCore, build_core
-from swiftjax.config import EngineConfig, KVCacheDtype, QueuePolicyChoice, VictimPolicyName
+from swiftjax.config import (
+    EngineConfig,
+    KVCacheDtype,
+    PromptAttention,
+    QueuePolicyChoice,
+    VictimPolicyName,
+)
 from swiftjax.engine.answer_ledger import AnswerLedger
 from swiftjax.engine.request import (
     MAX_TOKENS,
@@ -59,6 +65,7 @@ class Engine:
         page_size: int | None = None,
         max_num_batched_tokens: int | None = None,
         implementation: str | None = None,
+        prompt_attention: PromptAttention = "paged",
         chat_template: str | None = None,
         policy: QueuePolicyChoice = "fcfs",
         victim_policy: VictimPolicyName | None = None,
@@ -82,6 +89,7 @@ class Engine:
             page_size=page_size,
             max_num_batched_tokens=max_num_batched_tokens,
             implementation=implementation,
+            prompt_attention=prompt_attention,
             chat_template=chat_template,
             policy=policy,
             victim_policy=victim_policy,

@@ -92,6 +92,7 @@ class Batch:
     # Gives allowed tokens, [R W] int32, W = ceil(V / 32). Called when the forward pass has been
     # started, so that finding them takes none of the step's time. None likewise.
     masks: Callable[[], np.ndarray] | None = None
+    whole_prompt: bool = False  # of the shape; static inside jit
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,6 +103,7 @@ class BatchShape:
     num_seqs: int  # B, and R: one sampled row per sequence
     max_pages: int  # M
     streams: bool = False  # whether sequences may have sinks and windows of their own
+    whole_prompt: bool = False  # one sequence only, and none of it in the cache
 
 
 def empty_sampling(num_rows: int) -> SamplingBatch:
@@ -157,6 +159,7 @@ def empty_batch(
         sampling=empty_sampling(seqs),
         edits=edits,
         masks=masks,
+        whole_prompt=shape.whole_prompt,
     )
 
 

@@ -21,7 +21,7 @@ from swiftjax.engine.streaming import MAX_STREAM_LEN, Streaming
 from swiftjax.engine.tokenizer import Tokenizer
 from swiftjax.engine.tracer import Tracer, check_writable
 from swiftjax.errors import UnsupportedError
-from swiftjax.kernel_choice import choose_kernels, read_implementation
+from swiftjax.kernel_choice import check_prompt_attention, choose_kernels, read_implementation
 from swiftjax.memory import GIB, MemoryPlan
 from swiftjax.model.assembly import make_programs, make_state
 from swiftjax.model.page_copies import PageCopies
@@ -99,6 +99,7 @@ def build_core(
     sizes = choose_sizes(config, model)
     limits = _limits(config, model, sizes)
     implementation = choose_kernels(asked, model, sizes.page_size)
+    check_prompt_attention(config, model, implementation)
     memory = plan_memory(config, model, sizes)
     buckets = choose_buckets(sizes, config)
     runner = _load_runner(config, opened, sizes, memory, implementation, progress)

@@ -73,7 +73,7 @@ def choose_buckets(sizes: Sizes, config: EngineConfig) -> Buckets:
             max_pages=sizes.max_pages_per_seq,
             streams=config.streaming,
         )
-    return make_buckets(
+    buckets = make_buckets(
         max_num_seqs=sizes.max_num_seqs,
         max_num_batched_tokens=sizes.max_num_batched_tokens,
         max_pages=sizes.max_pages_per_seq,
@@ -81,3 +81,4 @@ def choose_buckets(sizes: Sizes, config: EngineConfig) -> Buckets:
         fine=is_on_gpu(),
         streams=config.streaming,
     )
+    return buckets if config.prompt_attention == "paged" else buckets.with_whole_prompt()

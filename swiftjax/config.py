@@ -23,6 +23,9 @@ LOAD_FORMATS: tuple[LoadFormat, ...] = get_args(LoadFormat)
 # int8, fp8: a scale for every token and KV head; auto: as the model computes
 KVCacheDtype = Literal["auto", "int8", "fp8"]
 KV_CACHE_DTYPES: tuple[KVCacheDtype, ...] = get_args(KVCacheDtype)
+# cudnn: a prompt that fills the largest step alone, none of it cached, is attended over by cuDNN
+PromptAttention = Literal["paged", "cudnn"]
+PROMPT_ATTENTIONS: tuple[PromptAttention, ...] = get_args(PromptAttention)
 VictimPolicyName = Literal["newest", "least-important"]
 VICTIM_POLICY_NAMES: tuple[VictimPolicyName, ...] = get_args(VictimPolicyName)
 
@@ -143,6 +146,7 @@ class EngineConfig:
     load_format: LoadFormat = "auto"
     quantization: Quantization | None = None  # of the weights, rounded to nearest while loading
     kv_cache_dtype: KVCacheDtype = "auto"
+    prompt_attention: PromptAttention = "paged"
 
     def __post_init__(self) -> None:
         if not _is_number(self.gpu_memory_utilization) or not 0 < self.gpu_memory_utilization <= 1:
@@ -176,6 +180,7 @@ class EngineConfig:
             _check_choice("victim_policy", self.victim_policy, VICTIM_POLICY_NAMES)
         _check_choice("load_format", self.load_format, LOAD_FORMATS)
         _check_choice("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
+        _check_choice("prompt_attention", self.prompt_attention, PROMPT_ATTENTIONS)
         if self.dtype is not None:
             _check_choice("dtype", self.dtype, DTYPES)
 

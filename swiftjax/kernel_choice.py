@@ -9,6 +9,7 @@ import logging
 import jax
 
 from swiftjax import kernels
+from swiftjax.config import EngineConfig
 from swiftjax.errors import InvalidRequestError, UnsupportedError
 from swiftjax.model_config import ModelConfig
 
@@ -47,3 +48,31 @@ def choose_kernels(
         logger.warning("%s", error)
         return "xla"
     return chosen
+
+
+def check_prompt_attention(
+    config: EngineConfig, model: ModelConfig, implementation: kernels.Implementation
+) -> None:
+    """Refuse cuDNN for prompts where it can't compute what the model or the engine needs."""
+    if config.prompt_attention == "paged":
+        return
+    if config.deterministic:
+        raise InvalidRequestError(
+            "deterministic and prompt_attention cudnn are both set: a prompt's bits would depend "
+            "on whether it is alone, so leave one of the two out"
+        )
+    if implementation != "triton":
+        raise UnsupportedError(
+            f"prompt_attention cudnn goes with the 'triton' kernels, and this engine has "
+            f"{implementation!r}: leave it out"
+        )
+    try:
+        kernels.check_prompt_attention(
+            head_dim=model.head_dim,
+            dtype=model.dtype or "float32",
+            window=max(model.layer_windows, default=0),
+            has_streams=config.streaming,
+            is_quantized=config.kv_cache_dtype != "auto",
+        )
+    except NotImplementedError as error:
+        raise UnsupportedError(f"{error}: prompt_attention paged") from error

@@ -14,6 +14,7 @@ from swiftjax.cli.options import (
     Implementation,
     KVCacheDtypeOption,
     LoadFormatOption,
+    PromptAttentionOption,
     QuantTypeOption,
     Quiet,
     quantization,
@@ -45,6 +46,7 @@ def offline(
     implementation: Implementation = None,
     overlap: Overlap = None,
     deterministic: Deterministic = False,
+    prompt_attention: PromptAttentionOption = "paged",
     out: Out = None,
     commit: Commit = None,
     quiet: Quiet = False,
@@ -62,6 +64,7 @@ def offline(
         max_batch_size=max_batch_size,
         max_num_batched_tokens=max_num_batched_tokens, max_model_len=max_model_len,
         implementation=implementation, overlap=overlap, deterministic=deterministic,
+        prompt_attention=prompt_attention,
         prefix_cache=False, swap_space_gib=0.0, max_queue_len=1 << 20,
     )  # fmt: skip
     built = load_core(config, warm=True, quiet=quiet)
@@ -72,6 +75,7 @@ def offline(
     asked = given(
         deterministic=deterministic or None, quant_type=quant_type, overlap=overlap,
         kv_cache_dtype=stored_type(kv_cache_dtype),
+        prompt_attention=None if prompt_attention == "paged" else prompt_attention,
     )  # fmt: skip
     run.flags.update(asked)
     plain = built.model_config.quantization is None and kv_cache_dtype == "auto"

@@ -11,6 +11,7 @@ from swiftjax.config import (
     EngineConfig,
     KVCacheDtype,
     LoadFormat,
+    PromptAttention,
     VictimPolicyName,
 )
 from swiftjax.engine.request import GenerationConfig
@@ -87,6 +88,14 @@ LoadFormatOption = Annotated[
     LoadFormat,
     typer.Option(
         help="'dummy' makes random weights; MODEL is then a shape such as llama3-8b or a directory."
+    ),
+]
+PromptAttentionOption = Annotated[
+    PromptAttention,
+    typer.Option(
+        "--prompt-attention",
+        help="What attends over a prompt that fills the largest step alone, none of it cached: "
+        "'cudnn' is for bf16 and fp16 models without windows.",
     ),
 ]
 Deterministic = Annotated[

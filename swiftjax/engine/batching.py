@@ -5,7 +5,7 @@ B == max_num_seqs and T > B.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import compress
 
@@ -32,17 +32,32 @@ class Buckets:
 
     decode: tuple[BatchShape, ...]
     mixed: tuple[BatchShape, ...]
+    # In place of an equal one in `mixed` where the step is one prompt, from its first token on.
+    whole_prompt: BatchShape | None = None
 
     @property
     def all(self) -> tuple[BatchShape, ...]:
         """Every shape that can occur: what a warm-up compiles."""
-        return (*self.decode, *self.mixed)
+        return (*self.decode, *self.mixed, *([self.whole_prompt] if self.whole_prompt else []))
 
-    def choose(self, num_tokens: int, num_seqs: int, *, scores_prompt: bool = False) -> BatchShape:
+    def choose(
+        self,
+        num_tokens: int,
+        num_seqs: int,
+        *,
+        scores_prompt: bool = False,
+        whole_prompt: bool = False,
+    ) -> BatchShape:
         """The smallest bucket that holds a step; prompts are scored in mixed ones only."""
         is_decode = num_tokens == num_seqs and not scores_prompt
         fitting = self.decode if is_decode and self.decode else self.mixed
-        return next(b for b in fitting if b.num_tokens >= num_tokens and b.num_seqs >= num_seqs)
+        shape = next(b for b in fitting if b.num_tokens >= num_tokens and b.num_seqs >= num_seqs)
+        special = self.whole_prompt if whole_prompt else None
+        return special if special and special.num_tokens == shape.num_tokens else shape
+
+    def with_whole_prompt(self) -> "Buckets":
+        """With a program of its own for a prompt that fills the largest bucket alone."""
+        return replace(self, whole_prompt=replace(self.mixed[-1], whole_prompt=True))
 
 
 def make_single_bucket(
@@ -111,7 +126,12 @@ def make_batch(
     ends = np.cumsum(num_new, dtype=np.int32)
     num_tokens = int(ends[-1])
     scores_prompt = any(scores_of(w) for w in plan.work if w.sequence.num_to_score)
-    shape = buckets.choose(num_tokens, count, scores_prompt=scores_prompt)
+    shape = buckets.choose(
+        num_tokens,
+        count,
+        scores_prompt=scores_prompt,
+        whole_prompt=count == 1 and starts[0] == 0,
+    )
     ruled = [(row, s) for row, s in enumerate(compress(sequences, samples)) if s.rules is not None]
     edits, masks = _make_edits(ruled, shape.num_seqs), _make_masks(ruled, shape.num_seqs)
     batch = empty_batch(shape, num_slots, edits=edits, masks=masks)

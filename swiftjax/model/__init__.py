@@ -9,5 +9,10 @@ import jax
 
 from swiftjax.batch import Batch, SamplingBatch, TokenEdits
 
+_STATIC = {"whole_prompt"}
+
 for _cls in (Batch, SamplingBatch, TokenEdits):
-    jax.tree_util.register_dataclass(_cls, [f.name for f in fields(_cls)], [])
+    _names = {field.name for field in fields(_cls)}
+    jax.tree_util.register_dataclass(
+        _cls, [f.name for f in fields(_cls) if f.name not in _STATIC], sorted(_names & _STATIC)
+    )

@@ -29,7 +29,7 @@ from swiftjax.model_config import ModelConfig
         "sin",
         "sinks",
     ),
-    meta_fields=("is_decode", "row_invariant", "implementation"),
+    meta_fields=("is_decode", "whole_prompt", "row_invariant", "implementation"),
 )
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerInputs:
@@ -43,6 +43,7 @@ class LayerInputs:
     sin: Any  # [T H/2] float32
     sinks: SinkView | None
     is_decode: bool  # T == B: one new token per sequence
+    whole_prompt: bool  # one sequence, all of it new
     row_invariant: bool  # a row's bits do not depend on what else its chunk holds
     implementation: kernels.Implementation
 
@@ -66,6 +67,7 @@ def layer_inputs(
         sin=sin,
         sinks=make_sink_view(config.rope, table, batch),
         is_decode=batch.token_ids.shape == batch.context_lens.shape,
+        whole_prompt=batch.whole_prompt,
         row_invariant=row_invariant,
         implementation=implementation,
     )

@@ -116,6 +116,7 @@ class Attention(nnx.Module):
             scale=scale,
             window=window,
             row_invariant=inputs.row_invariant,
+            whole_prompt=inputs.whole_prompt,
             streams=streams,
             implementation=inputs.implementation,
         )

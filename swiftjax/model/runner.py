@@ -99,6 +99,7 @@ class ModelRunner:
             num_seqs=len(batch.context_lens),
             max_pages=batch.page_table.shape[1],
             streams=batch.windows is not None,
+            whole_prompt=batch.whole_prompt,
         )
         packed = pack(batch)
         logits, total, hidden, kv_cache = self._programs.forward(shape)(
