@@ -97,17 +97,22 @@ def chat(
         chat_template=read_chat_template(chat_template),
     )
     engine = _start(config, quiet)
-
-    async def answer(turns: Turns) -> AsyncGenerator[str, None]:
-        async for output in engine.stream(engine.tokenizer.apply_chat_template(turns), generation):
-            yield output.text
-
-    ask = answer if generation.streaming is None else _endlessly(engine, generation)
+    ask = (_in_full if generation.streaming is None else _endlessly)(engine, generation)
     with asyncio.Runner() as runner:
         try:
             _converse(runner, ask, system)
         finally:
             runner.run(engine.close())
+
+
+def _in_full(engine: "AsyncEngine", generation: GenerationConfig) -> Ask:
+    """Every turn is a request for the whole conversation."""
+
+    async def answer(turns: Turns) -> AsyncGenerator[str, None]:
+        async for output in engine.stream(engine.tokenizer.apply_chat_template(turns), generation):
+            yield output.text
+
+    return answer
 
 
 def _endlessly(engine: "AsyncEngine", generation: GenerationConfig) -> Ask:

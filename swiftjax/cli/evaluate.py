@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -60,7 +61,6 @@ def evaluate(
     --dtype is for both models, --quant-type and --kv-cache-dtype for MODEL only: with --baseline
     MODEL they tell what fewer bits cost.
     """
-    from swiftjax.evaluation.loading import load_scored
     from swiftjax.evaluation.quality import score_texts, summarise
     from swiftjax.evaluation.texts import cut_text, read_text
 
@@ -69,14 +69,7 @@ def evaluate(
 
         check_matplotlib()
     novel = read_text(text)
-
-    def load(name: str, quantization: Quantization | None, stored: KVCacheDtype) -> "ScoredModel":
-        with progress(f"loading {name}", quiet=quiet) as report:
-            return load_scored(
-                name, dtype=dtype, quantization=quantization, length=context,
-                implementation=implementation, kv_cache_dtype=stored, progress=report,
-            )  # fmt: skip
-
+    load = partial(_load, dtype=dtype, length=context, implementation=implementation, quiet=quiet)
     measured = load(model, opt.quantization(quant_type), kv_cache_dtype)
     pieces = cut_text(novel, measured.tokenizer, length=context, num_tokens=tokens)
     other = None if baseline is None else load(baseline, None, "auto")
@@ -91,11 +84,10 @@ def evaluate(
         "model": model, "baseline": baseline, "context": context, "quant_type": quant_type,
         "kv_cache_dtype": None if kv_cache_dtype == "auto" else kv_cache_dtype,
     }  # fmt: skip
+    dtype_used = measured.model.config.dtype
     if as_json:
         change = {"perplexity_change": quality.perplexity_change}
-        print(
-            json.dumps({**facts, "dtype": measured.model.config.dtype, **asdict(quality), **change})
-        )
+        print(json.dumps({**facts, "dtype": dtype_used, **asdict(quality), **change}))
     else:
         _print_table(quality)
     if plot is not None:
@@ -103,7 +95,26 @@ def evaluate(
 
         plot_scores(plot, scores, piece=len(scores.losses) // len(pieces), title=_title(facts))
     if out is not None:
-        _write(out, quality, facts, measured.model.config.dtype)
+        _write(out, quality, facts, dtype_used)
+
+
+def _load(
+    name: str,
+    quantization: Quantization | None,
+    kv_cache_dtype: KVCacheDtype,
+    *,
+    dtype: Dtype | None,
+    length: int,
+    implementation: str | None,
+    quiet: bool,
+) -> "ScoredModel":
+    from swiftjax.evaluation.loading import load_scored
+
+    with progress(f"loading {name}", quiet=quiet) as report:
+        return load_scored(
+            name, dtype=dtype, quantization=quantization, length=length,
+            implementation=implementation, kv_cache_dtype=kv_cache_dtype, progress=report,
+        )  # fmt: skip
 
 
 def _check_vocabulary(model: "ScoredModel", baseline: "ScoredModel") -> None:

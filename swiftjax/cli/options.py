@@ -46,6 +46,14 @@ MaxModelLen = Annotated[
     int | None,
     typer.Option(help="Longest prompt plus answer, in tokens.", show_default="the model's own"),
 ]
+MaxNumSeqs = Annotated[
+    int | None,
+    typer.Option(help="Most requests in one step.", show_default="64 on a GPU, 8 on a CPU"),
+]
+MaxNumBatchedTokens = Annotated[
+    int | None,
+    typer.Option(help="Most tokens in one step.", show_default="2048 on a GPU, 512 on a CPU"),
+]
 MaxTotalTokenNum = Annotated[
     int | None,
     typer.Option(help="Size of the KV cache, in tokens.", show_default="what fits in memory"),

@@ -1,13 +1,14 @@
 """`swiftjax plan`: what an engine would take and hold, before any weight is loaded."""
 
 import json
-from typing import Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from swiftjax.cli import options as opt
 from swiftjax.config import EngineConfig
 from swiftjax.memory import GIB, fitting_sequences
+
+if TYPE_CHECKING:
+    from swiftjax.sizing import PlannedEngine
 
 LENGTHS = (512, 2048, 8192, 32768, 131072)
 
@@ -19,15 +20,9 @@ def plan(
     quant_type: opt.QuantTypeOption = None,
     kv_cache_dtype: opt.KVCacheDtypeOption = "auto",
     max_model_len: opt.MaxModelLen = None,
-    max_batch_size: Annotated[
-        int | None,
-        typer.Option(help="Most requests in one step.", show_default="64 on a GPU, 8 on a CPU"),
-    ] = None,
+    max_batch_size: opt.MaxNumSeqs = None,
     max_total_token_num: opt.MaxTotalTokenNum = None,
-    max_num_batched_tokens: Annotated[
-        int | None,
-        typer.Option(help="Most tokens in one step.", show_default="2048 on a GPU, 512 on a CPU"),
-    ] = None,
+    max_num_batched_tokens: opt.MaxNumBatchedTokens = None,
     page_size: opt.PageSize = None,
     gpu_memory_utilization: opt.GpuMemoryUtilization = 0.9,
     as_json: opt.Json = False,
@@ -37,9 +32,9 @@ def plan(
     Reads the configuration and the tensors' names, not the weights. Ends with 2 and the values that
     would fit when something does not.
     """
-    from swiftjax.sizing import PlannedEngine, plan_engine
+    from swiftjax.sizing import plan_engine
 
-    planned: PlannedEngine = plan_engine(
+    planned = plan_engine(
         EngineConfig(
             model_path=model,
             load_format=load_format,
@@ -54,6 +49,10 @@ def plan(
             gpu_memory_utilization=gpu_memory_utilization,
         )
     )
+    _report(planned, as_json=as_json)
+
+
+def _report(planned: "PlannedEngine", *, as_json: bool) -> None:
     memory, sizes = planned.memory, planned.sizes
     lengths = [n for n in LENGTHS if n < sizes.max_model_len] + [sizes.max_model_len]
     fits = {n: fitting_sequences(memory, n, sizes.max_num_seqs) for n in lengths}

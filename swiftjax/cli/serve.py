@@ -20,14 +20,6 @@ if TYPE_CHECKING:
     from swiftjax.serving.listeners import Listen
 
 
-MaxNumSeqs = Annotated[
-    int | None,
-    typer.Option(help="Most requests in one step.", show_default="64 on a GPU, 8 on a CPU"),
-]
-MaxNumBatchedTokens = Annotated[
-    int | None,
-    typer.Option(help="Most tokens in one step.", show_default="2048 on a GPU, 512 on a CPU"),
-]
 MaxQueueLen = Annotated[
     int, typer.Option(help="Most requests that may wait; more are refused with a time to retry.")
 ]
@@ -100,8 +92,8 @@ def serve(
     tls_cert: at.TlsCert = None,
     tls_key: at.TlsKey = None,
     tls_client_ca: at.TlsClientCa = None,
-    max_num_seqs: MaxNumSeqs = None,
-    max_num_batched_tokens: MaxNumBatchedTokens = None,
+    max_num_seqs: opt.MaxNumSeqs = None,
+    max_num_batched_tokens: opt.MaxNumBatchedTokens = None,
     max_total_token_num: opt.MaxTotalTokenNum = None,
     max_model_len: opt.MaxModelLen = None,
     dtype: opt.DtypeOption = None,
