@@ -22,6 +22,7 @@ from swiftjax.serving.interceptor import Context
 from swiftjax.serving.merging import MAX_ANSWERS, Outputs, merge
 from swiftjax.serving.metrics import Metrics
 from swiftjax.serving.options import read_generation_config, read_request_options
+from swiftjax.serving.pacing import until_all_are_made
 from swiftjax.serving.proto import swiftjax_pb2 as pb
 from swiftjax.serving.proto import swiftjax_pb2_grpc as pb_grpc
 from swiftjax.serving.served import Served
@@ -42,7 +43,9 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
         with_logprobs = request.output.HasField("logprobs")
         async with aclosing(stream):
             async for output in stream:
-                await context.write(messages.write_output(output, with_logprobs=with_logprobs))
+                response = messages.write_output(output, with_logprobs=with_logprobs)
+                await until_all_are_made()
+                await context.write(response)
 
     async def GenerateBatch(self, request: pb.GenerateBatchRequest, context: Context) -> None:
         """Write what all the streams bring, as it comes."""
@@ -56,6 +59,7 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
             async for index, output in outputs:
                 with_logprobs = requests[index].output.HasField("logprobs")
                 response = messages.write_output(output, with_logprobs=with_logprobs)
+                await until_all_are_made()
                 await context.write(
                     pb.GenerateBatchResponse(request_index=index, response=response)
                 )

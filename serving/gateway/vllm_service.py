@@ -25,6 +25,7 @@ from swiftjax.serving.gateway.tokenizer_bundle import make_bundle
 from swiftjax.serving.gateway.vllm_messages import AnswerWriter, read_config, read_prompt
 from swiftjax.serving.interceptor import Context
 from swiftjax.serving.metrics import Metrics
+from swiftjax.serving.pacing import until_all_are_made
 from swiftjax.serving.served import Served
 
 
@@ -59,7 +60,9 @@ class VllmService(pb_grpc.VllmEngineServicer):
         with self._remembered(request.request_id):
             async with aclosing(self._metrics.watch(stream, "vllm", config.n)) as outputs:
                 async for output in outputs:
-                    for response in writer.write(output):
+                    responses = writer.write(output)
+                    await until_all_are_made()
+                    for response in responses:
                         await context.write(response)
 
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:

@@ -13,6 +13,7 @@ from swiftjax.serving.http.errors import ClientGone, ErrorReply
 from swiftjax.serving.http.events import END, EventWriter, event
 from swiftjax.serving.http.writing import AnswerWriter
 from swiftjax.serving.merging import Indexed
+from swiftjax.serving.pacing import until_all_are_made
 
 # A client that takes nothing for this long is taken for gone. (Its request was aborted before.)
 SEND_SECONDS = 60.0
@@ -51,6 +52,7 @@ class EventStream(Response):
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             async with aclosing(self._events()) as events:
                 async for data in events:
+                    await until_all_are_made()
                     patience.since = monotonic()
                     await send({"type": "http.response.body", "body": data, "more_body": True})
                     patience.since = None
