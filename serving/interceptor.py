@@ -23,6 +23,7 @@ from swiftjax.errors import (
     SwiftJaxError,
 )
 from swiftjax.serving.access_log import log_call
+from swiftjax.serving.body_room import BodyRoom
 from swiftjax.serving.caller import Caller, set_caller
 from swiftjax.serving.gate import Gate
 from swiftjax.serving.incidents import report_bug
@@ -54,6 +55,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._gate = gate
         self._keys = keys
         self._metrics = metrics
+        self._room = BodyRoom()
 
     async def intercept_service(
         self,
@@ -116,14 +118,15 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             is_ungated = method.startswith(UNGATED_METHODS)
             with nullcontext() if is_ungated else self._gate.passing():
                 try:
-                    request = _parse(parse, data)
-                    if hasattr(request, "request_id"):
-                        # The id that the engine and the answer have too.
-                        request.request_id = request.request_id or uuid.uuid4().hex
-                        request_id = request.request_id
-                    answer = await inner(request, context)
-                    status = grpc.StatusCode.OK.name
-                    return answer
+                    with self._room.holding(0 if is_ungated else len(data)):
+                        request = _parse(parse, data)
+                        if hasattr(request, "request_id"):
+                            # The id that the engine and the answer have too.
+                            request.request_id = request.request_id or uuid.uuid4().hex
+                            request_id = request.request_id
+                        answer = await inner(request, context)
+                        status = grpc.StatusCode.OK.name
+                        return answer
                 except grpc.aio.InternalError:
                     raise
                 except Exception as error:

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from swiftjax.errors import ForbiddenError, InvalidRequestError
 from swiftjax.serving.access_log import log_call, request_id_from
+from swiftjax.serving.body_room import BodyRoom, Held
 from swiftjax.serving.caller import Caller, set_caller
 from swiftjax.serving.http.errors import ClientGone, describe
 from swiftjax.serving.http.protocol import MAX_HEADER_BYTES
@@ -59,6 +60,7 @@ class FrontDoor:
         self._keys = keys
         self._metrics = metrics
         self._allowed_origins = allowed_origins
+        self._room = BodyRoom()
         self._post_paths = {
             route.path
             for route in router.routes
@@ -107,8 +109,9 @@ class FrontDoor:
         parent = request.headers.get("traceparent", "")
         set_caller(caller._replace(trace_parent=parent))
         takes_body = request.method == "POST" and scope["path"] in self._post_paths
-        body = await _read_body(request, receive) if takes_body else b""
-        await _while_connected(self._router(scope, _replay(body), send), receive)
+        with self._room.holding() as held:
+            body = await _read_body(request, receive, held) if takes_body else b""
+            await _while_connected(self._router(scope, _replay(body), send), receive)
 
     def _check_caller(self, request: Request) -> Caller:
         """Let the caller in, or raise."""
@@ -124,7 +127,7 @@ class FrontDoor:
         return caller
 
 
-async def _read_body(request: Request, receive: Receive) -> bytes:
+async def _read_body(request: Request, receive: Receive, held: Held) -> bytes:
     """Read the body, giving up as soon as it is known to be too large or no JSON."""
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json":
@@ -142,6 +145,7 @@ async def _read_body(request: Request, receive: Receive) -> bytes:
                     raise ClientGone
                 parts.append(message.get("body", b""))
                 size += len(parts[-1])
+                held.add(len(parts[-1]))
                 if size > MAX_BODY_BYTES:
                     raise _too_large(f"over {MAX_BODY_BYTES}")
                 if not message.get("more_body"):

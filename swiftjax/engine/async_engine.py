@@ -23,7 +23,7 @@ from swiftjax.engine.engine_link import ThreadLink as ThreadLink
 from swiftjax.engine.grammar import Grammar, GrammarCompiler
 from swiftjax.engine.limits import EngineLimits
 from swiftjax.engine.link_messages import News
-from swiftjax.engine.mailbox import Mailbox
+from swiftjax.engine.mailbox import Mailbox, check_room
 from swiftjax.engine.request import (
     NO_OPTIONS,
     GenerationConfig,
@@ -257,6 +257,7 @@ class AsyncEngine:
             raise InvalidRequestError(
                 f"request_id {request.request_id!r:.80} is in use; choose another or leave it out"
             )
+        check_room(request, self._mailboxes.values())
 
     def _receive(self, news: News) -> None:
         if self._watch is not None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from swiftjax.engine import mailbox
 from swiftjax.engine.async_engine import AsyncEngine
 from swiftjax.engine.engine_link import ThreadLink
 from swiftjax.engine.link_messages import News
@@ -288,3 +289,20 @@ def test_closing_at_any_moment_leaves_no_choice_though_some_wait() -> None:
         assert not engine._mailboxes
 
     run(body, delay=0.001, max_num_seqs=4)
+
+
+def test_prompts_of_all_requests_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mailbox, "MAX_PROMPT_TOKENS", 250)
+    monkeypatch.setattr(mailbox, "SHORT_PROMPT", 10)
+
+    async def body(engine: AsyncEngine) -> None:
+        first = engine.stream("a" * 200, GenerationConfig(max_new_tokens=400))
+        await anext(first)
+        with pytest.raises(QueueFullError, match="would have 260 tokens; 250 are taken"):
+            await collect(engine, "a" * 60, 5)
+        await collect(engine, "a", 5)  # a short one is never many
+        await first.aclose()
+        await until(lambda: engine.stats().num_running == 0)
+        await collect(engine, "a" * 60, 5)
+
+    run(body)
