@@ -75,7 +75,7 @@ class EngineLimits(NamedTuple):
 
         Several choices can't stream; they end with the context.
         """
-        if config.streaming is not None or config.n > 1:
+        if self.default_streaming is None or config.streaming is not None or config.n > 1:
             return config
         return replace(config, streaming=self.default_streaming)
 

@@ -108,8 +108,9 @@ class ProcessLink(asyncio.Protocol):
 
     def submit(self, request: Request) -> None:
         """Send a request; stop strings and grammars are this side's, and stay here."""
-        generation = replace(request.generation, stop=()) if request.generation.stop else None
-        request = replace(request, generation=generation or request.generation, grammar=None)
+        if request.generation.stop or request.grammar is not None:
+            generation = replace(request.generation, stop=())
+            request = replace(request, generation=generation, grammar=None)
         self._send(Submit(request))
 
     def abort(self, request_id: str, index: int | None = None) -> None:
