@@ -1,6 +1,5 @@
 """What a server serves: made by the CLI when the model is loaded, handed to every transport."""
 
-from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from swiftjax.engine.async_engine import AsyncEngine
@@ -9,6 +8,7 @@ from swiftjax.serving.engine_watch import EngineWatch
 from swiftjax.serving.merging import Outputs
 from swiftjax.serving.proto import swiftjax_pb2 as pb
 from swiftjax.serving.quota import Quota
+from swiftjax.serving.session_files import SessionFiles
 from swiftjax.serving.tools.formats import ToolParser
 from swiftjax.serving.tracing import Operation, Tracer
 
@@ -52,7 +52,7 @@ class Served(NamedTuple):
     engine: AsyncEngine
     model: pb.GetModelResponse
     watch: EngineWatch | None = None
-    session_folder: Path | None = None
+    session_files: SessionFiles | None = None
     tool_parser: ToolParser | None = None  # how the model writes calls, if its template hides it
     tracer: Tracer | None = None
     quota: Quota | None = None

@@ -1,10 +1,10 @@
 """Sessions as both transports reach them: by an id, each caller its own, and in files by a name.
 
-Knows no messages and no bodies. The engine reads and writes the files; here is where they lie.
+Knows no messages and no bodies. The engine reads and writes the files; `session_files.py` knows
+where they lie.
 """
 
-import hashlib
-import re
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,8 +12,7 @@ from pathlib import Path
 from swiftjax.engine.async_session import AsyncSession
 from swiftjax.errors import InvalidRequestError
 from swiftjax.serving.served import Served
-
-_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
+from swiftjax.serving.session_files import SessionFiles
 
 
 def find_session(served: Served, session_id: str, owner: str) -> AsyncSession:
@@ -23,31 +22,31 @@ def find_session(served: Served, session_id: str, owner: str) -> AsyncSession:
 
 async def save_session(served: Served, session_id: str, name: str, owner: str) -> None:
     """Write a session to a file of its caller, in place of an older one."""
-    session, path = find_session(served, session_id, owner), _file(served, name, owner)
+    session, files = find_session(served, session_id, owner), _files(served)
+    path = files.path(name, owner)
+    await asyncio.to_thread(files.check_room, path, owner)
     with _called(path, name):
         await session.save(path)
 
 
 async def restore_session(served: Served, name: str, owner: str) -> AsyncSession:
     """Open a session from a file of its caller; raises InvalidRequestError as `Engine` does."""
-    path = _file(served, name, owner)
+    path = _files(served).path(name, owner)
     with _called(path, name):
         return await served.engine.sessions.restore(path, owner)
 
 
-def _file(served: Served, name: str, owner: str) -> Path:
-    if served.session_folder is None:
+async def delete_session(served: Served, name: str, owner: str) -> None:
+    """Delete a file of a caller; raises UnknownSessionError where there is none."""
+    await asyncio.to_thread(_files(served).delete, name, owner)
+
+
+def _files(served: Served) -> SessionFiles:
+    if served.session_files is None:
         raise InvalidRequestError(
             "this server has no folder for sessions: start it with --session-dir"
         )
-    if not _NAME.fullmatch(name):
-        raise InvalidRequestError(
-            f"a session cannot be named {name!r:.140}: use up to 128 letters, digits, dots, dashes "
-            "and underscores, the first no dot"
-        )
-    # So that nobody reads another key's conversations by guessing their names.
-    whose = hashlib.sha256(owner.encode()).hexdigest()[:16] if owner else "all"
-    return served.session_folder / f"{whose}-{name}.session"
+    return served.session_files
 
 
 @contextmanager

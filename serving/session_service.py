@@ -12,7 +12,12 @@ from swiftjax.serving.options import read_streaming
 from swiftjax.serving.proto import swiftjax_pb2 as pb
 from swiftjax.serving.proto import swiftjax_pb2_grpc as pb_grpc
 from swiftjax.serving.served import Served
-from swiftjax.serving.session_desk import find_session, restore_session, save_session
+from swiftjax.serving.session_desk import (
+    delete_session,
+    find_session,
+    restore_session,
+    save_session,
+)
 
 
 class SessionService(pb_grpc.SessionServiceServicer):
@@ -71,3 +76,10 @@ class SessionService(pb_grpc.SessionServiceServicer):
         """Open a session from a file."""
         session = await restore_session(self.served, request.name, current_caller().name)
         return pb.RestoreSessionResponse(session=session.session_id, num_tokens=len(session))
+
+    async def DeleteSavedSession(
+        self, request: pb.DeleteSavedSessionRequest, context: Context
+    ) -> pb.DeleteSavedSessionResponse:
+        """Delete a file."""
+        await delete_session(self.served, request.name, current_caller().name)
+        return pb.DeleteSavedSessionResponse()

@@ -75,7 +75,8 @@ class SessionLimits:
     (none without one). A session whose pages had to go is computed again from its text. Of a
     server, at most `max_open` are open; to open another, one that was idle for `idle_seconds` is
     closed. Their texts together have at most `max_tokens`, of about 40 bytes each. Of both numbers
-    one owner, who is an API key, may have `owner_share`.
+    one owner, who is an API key, may have `owner_share`, and of the `saved_gib` that saved ones may
+    take.
     """
 
     device_share: float = 0.5
@@ -86,13 +87,14 @@ class SessionLimits:
     idle_seconds: float = 3600.0
     max_tokens: int = 2**25
     owner_share: float = 0.5
+    saved_gib: float = 64.0
 
     def __post_init__(self) -> None:
         for name in ("device_share", "owner_share"):
             value = getattr(self, name)
             if not _is_number(value) or not 0 <= value <= 1:
                 raise InvalidRequestError(f"{name} of sessions is {value!r}; it must lie in [0, 1]")
-        for name in ("host_gib", "disk_gib", "idle_seconds"):
+        for name in ("host_gib", "disk_gib", "idle_seconds", "saved_gib"):
             value = getattr(self, name)
             if not _is_number(value) or not 0 <= value < float("inf"):
                 raise InvalidRequestError(f"{name} of sessions is {value!r}; it must be 0 or more")

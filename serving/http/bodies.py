@@ -129,7 +129,7 @@ class SaveBody(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class RestoreBody(Struct, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/sessions/restore."""
+    """POST /v1/sessions/restore and /v1/sessions/delete."""
 
     name: Label
 

@@ -27,6 +27,7 @@ _POSTS: dict[str, tuple[type[msgspec.Struct], str]] = {
     "/v1/sessions/close": (SessionBody, "Close a session"),
     "/v1/sessions/save": (SaveBody, "Write a session to a file"),
     "/v1/sessions/restore": (RestoreBody, "Open a session from a file"),
+    "/v1/sessions/delete": (RestoreBody, "Delete such a file"),
     "/tokenize": (TokenizeBody, "Turn a text or a chat into token ids"),
     "/detokenize": (DetokenizeBody, "Turn token ids into text"),
 }

@@ -25,7 +25,12 @@ from swiftjax.serving.http.reading import read_messages, read_streaming
 from swiftjax.serving.http.replies import JsonReply
 from swiftjax.serving.messages import check_text
 from swiftjax.serving.served import Served
-from swiftjax.serving.session_desk import find_session, restore_session, save_session
+from swiftjax.serving.session_desk import (
+    delete_session,
+    find_session,
+    restore_session,
+    save_session,
+)
 
 
 class SessionRoutes:
@@ -43,6 +48,7 @@ class SessionRoutes:
             ("POST", "/v1/sessions/close", self.close),
             ("POST", "/v1/sessions/save", self.save),
             ("POST", "/v1/sessions/restore", self.restore),
+            ("POST", "/v1/sessions/delete", self.delete),
         ]
 
     async def open(self, request: Request) -> Response:
@@ -92,6 +98,12 @@ class SessionRoutes:
         body = read_body(await request.body(), RestoreBody)
         owner = current_caller().name
         return _describe(await restore_session(self._served(), body.name, owner))
+
+    async def delete(self, request: Request) -> Response:
+        """Delete such a file."""
+        body = read_body(await request.body(), RestoreBody)
+        await delete_session(self._served(), body.name, current_caller().name)
+        return JsonReply({"name": body.name, "object": "session", "deleted": True})
 
     def _find(self, request: Request, session_id: str) -> AsyncSession:
         return find_session(self._served(), session_id, current_caller().name)

@@ -420,6 +420,16 @@ class RestoreSessionResponse(_message.Message):
     num_tokens: int
     def __init__(self, session: _Optional[str] = ..., num_tokens: _Optional[int] = ...) -> None: ...
 
+class DeleteSavedSessionRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class DeleteSavedSessionResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class AbortRequest(_message.Message):
     __slots__ = ("request_ids",)
     REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]

@@ -363,6 +363,11 @@ class SessionServiceStub(object):
                 request_serializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.RestoreSessionRequest.SerializeToString,
                 response_deserializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.RestoreSessionResponse.FromString,
                 _registered_method=True)
+        self.DeleteSavedSession = channel.unary_unary(
+                '/swiftjax.v1.SessionService/DeleteSavedSession',
+                request_serializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.DeleteSavedSessionRequest.SerializeToString,
+                response_deserializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.DeleteSavedSessionResponse.FromString,
+                _registered_method=True)
 
 
 class SessionServiceServicer(object):
@@ -413,6 +418,13 @@ class SessionServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DeleteSavedSession(self, request, context):
+        """Deletes such a file; NOT_FOUND if there is none. Sessions that are open are not touched.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SessionServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -445,6 +457,11 @@ def add_SessionServiceServicer_to_server(servicer, server):
                     servicer.RestoreSession,
                     request_deserializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.RestoreSessionRequest.FromString,
                     response_serializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.RestoreSessionResponse.SerializeToString,
+            ),
+            'DeleteSavedSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteSavedSession,
+                    request_deserializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.DeleteSavedSessionRequest.FromString,
+                    response_serializer=swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.DeleteSavedSessionResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -612,6 +629,33 @@ class SessionService(object):
             '/swiftjax.v1.SessionService/RestoreSession',
             swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.RestoreSessionRequest.SerializeToString,
             swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.RestoreSessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteSavedSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/swiftjax.v1.SessionService/DeleteSavedSession',
+            swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.DeleteSavedSessionRequest.SerializeToString,
+            swiftjax_dot_serving_dot_proto_dot_swiftjax__pb2.DeleteSavedSessionResponse.FromString,
             options,
             channel_credentials,
             insecure,

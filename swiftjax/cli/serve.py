@@ -67,7 +67,12 @@ SessionDiskGib = Annotated[
 MaxSessions = Annotated[int, typer.Option(min=1, help="Most sessions that are open at a time.")]
 SessionShare = Annotated[
     float,
-    typer.Option(min=0, max=1, help="Of them, and of their tokens, one API key may have so much."),
+    typer.Option(
+        min=0, max=1, help="Of them, their tokens and saved ones one API key may have so much."
+    ),
+]
+SessionSavedGib = Annotated[
+    float, typer.Option(min=0, help="Disk for saved sessions in --session-dir, in GiB.")
 ]
 DrainSeconds = Annotated[
     float, typer.Option(min=0, help="How long running calls may take after SIGTERM.")
@@ -123,6 +128,7 @@ def serve(
     session_host_gib: SessionHostGib = opt.ENGINE_DEFAULTS.sessions.host_gib,
     session_disk_gib: SessionDiskGib = opt.ENGINE_DEFAULTS.sessions.disk_gib,
     max_sessions: MaxSessions = opt.ENGINE_DEFAULTS.sessions.max_open,
+    session_saved_gib: SessionSavedGib = opt.ENGINE_DEFAULTS.sessions.saved_gib,
     session_share_per_key: SessionShare = opt.ENGINE_DEFAULTS.sessions.owner_share,
     trace: opt.Trace = None,
     load_format: opt.LoadFormatOption = "auto",
@@ -171,6 +177,7 @@ def serve(
             disk_gib=session_disk_gib,
             max_open=max_sessions,
             owner_share=session_share_per_key,
+            saved_gib=session_saved_gib,
         ),
         readers=ReaderLimits(
             max_unread_tokens=max_unread_tokens, max_paused_seconds=max_paused_seconds

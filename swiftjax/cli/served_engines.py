@@ -15,6 +15,7 @@ from swiftjax.serving.engine_watch import EngineWatch
 from swiftjax.serving.messages import describe_model
 from swiftjax.serving.proto import swiftjax_pb2 as pb
 from swiftjax.serving.served import Served
+from swiftjax.serving.session_files import GIB, SessionFiles
 
 
 class ServedEngines:
@@ -32,6 +33,11 @@ class ServedEngines:
         self._beside = dict(beside)
         self._quiet = quiet
         self._watch = EngineWatch()
+        limits = config.sessions
+        self._files: SessionFiles | None = None
+        if limits.folder is not None:
+            max_bytes = limits.saved_gib * GIB
+            self._files = SessionFiles(Path(limits.folder), max_bytes, limits.owner_share)
 
     async def start(self) -> Served:
         """Start one and stand before it."""
@@ -42,12 +48,11 @@ class ServedEngines:
             link, tokenizer, info.limits, config.readers, self._watch.take, config.sessions
         )
         weights = _Weights(self, link, info, tokenizer)
-        folder = config.sessions.folder
         return Served(
             engine=engine,
             model=weights.describe(),
             watch=self._watch,
-            session_folder=Path(folder) if folder else None,
+            session_files=self._files,
             weights=weights,
             pulse=link,
             **self._beside,

@@ -29,6 +29,7 @@ from swiftjax.serving.messages import describe_model
 from swiftjax.serving.proto import swiftjax_pb2 as pb
 from swiftjax.serving.proto import swiftjax_pb2_grpc as pb_grpc
 from swiftjax.serving.served import Served
+from swiftjax.serving.session_files import SessionFiles
 from swiftjax.tokenizer_files import TokenizerFiles
 from tests.fakes import FakeRunner, make_fake_core
 
@@ -152,7 +153,9 @@ async def serving(
     server = GrpcServer("127.0.0.1", 0)
     await server.start()
     model = describe_model("bytes", MODEL, core.limits, engine.tokenizer)
-    await server.open(Served(engine, model, session_folder=session_folder))
+    await server.open(
+        Served(engine, model, session_files=session_folder and SessionFiles(session_folder))
+    )
     try:
         async with grpc.aio.insecure_channel(server.address) as channel:
             stub = pb_grpc.GenerationServiceStub(channel)

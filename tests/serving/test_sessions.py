@@ -1,14 +1,18 @@
 """Sessions over gRPC and HTTP: turns, forks, files, and whose they are."""
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import grpc
+import pytest
 
+from swiftjax.errors import KeyLimitError, QueueFullError
 from swiftjax.serving.keys import KeyEntry
 from swiftjax.serving.proto import swiftjax_pb2 as pb
 from swiftjax.serving.proto import swiftjax_pb2_grpc as pb_grpc
+from swiftjax.serving.session_files import MIN_BYTES, SessionFiles
 from tests.serving import harness
 from tests.serving.harness import Service, join, make_core, status_of, until
 from tests.serving.http import harness as http
@@ -79,8 +83,10 @@ def test_what_cannot_be_over_grpc_has_a_status(tmp_path: Path) -> None:
         assert (await turn(service, session, text="k"))[1].prompt_tokens == 1
         for name in ("", "../talk", ".talk", "a/b", "x" * 200):
             save = pb.SaveSessionRequest(session=session, name=name)
-            code, details = await status_of(stub.SaveSession(save))
-            assert code == invalid and "named" in details
+            delete = pb.DeleteSavedSessionRequest(name=name)
+            for call in (stub.SaveSession(save), stub.DeleteSavedSession(delete)):
+                code, details = await status_of(call)
+                assert code == invalid and "named" in details
         code, details = await status_of(stub.RestoreSession(pb.RestoreSessionRequest(name="no")))
         assert code == invalid and "cannot read session 'no'" in details
         assert str(tmp_path) not in details
@@ -207,3 +213,49 @@ def test_a_turn_over_http_is_taken_once(tmp_path: Path) -> None:
         assert alone.status_code == 400 and alone.json()["error"]["param"] == "turn_id"
 
     run_http(body, tmp_path)
+
+
+def test_saved_sessions_are_deleted_by_who_saved_them(tmp_path: Path) -> None:
+    async def body(service: HttpService) -> None:
+        session = (await service.post("/v1/sessions", {}))["id"]
+        await service.post("/v1/sessions/append", {"session": session, "prompt": "secret"})
+        await service.post("/v1/sessions/save", {"session": session, "name": "talk"})
+        other = {"authorization": "Bearer other-key-of-good-length"}
+        name = {"name": "talk"}
+        refused = await service.client.post("/v1/sessions/delete", json=name, headers=other)
+        assert refused.status_code == 404 and len(list(tmp_path.iterdir())) == 1
+        assert (await service.post("/v1/sessions/delete", name))["deleted"]
+        assert not list(tmp_path.iterdir())
+        assert (await service.client.post("/v1/sessions/delete", json=name)).status_code == 404
+        assert len(service.engine.sessions) == 1
+
+    keys = [KeyEntry(http.KEY), KeyEntry("other-key-of-good-length")]
+    run_http(body, tmp_path, *keys)
+
+
+def test_saved_sessions_are_bounded_in_all_and_for_each_key(tmp_path: Path) -> None:
+    files = SessionFiles(tmp_path, max_bytes=4 * MIN_BYTES)
+    for name in ("a", "b"):  # small ones count too
+        files.check_room(files.path(name, "me"), "me")
+        files.path(name, "me").touch()
+    files.check_room(files.path("a", "me"), "me")  # to be replaced
+    with pytest.raises(KeyLimitError, match="delete some"):
+        files.check_room(files.path("c", "me"), "me")
+    files.check_room(files.path("c", "they"), "they")
+    with files.path("c", "they").open("wb") as file:
+        file.truncate(2 * MIN_BYTES)
+    with pytest.raises(QueueFullError, match="all saved sessions"):
+        files.check_room(files.path("d", "others"), "others")
+    files.delete("c", "they")
+    files.check_room(files.path("d", "others"), "others")
+
+
+def test_what_a_killed_server_left_unfinished_is_removed_some_day(tmp_path: Path) -> None:
+    old, new = tmp_path / ".all-a.session.x1y2", tmp_path / ".all-b.session.x1y2"
+    whole = tmp_path / "all-a.session"
+    for path in (old, new, whole):
+        path.touch()
+    os.utime(old, (0, 0))
+    os.utime(whole, (0, 0))
+    SessionFiles(tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted([new, whole])

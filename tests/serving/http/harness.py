@@ -19,6 +19,7 @@ from swiftjax.serving.keys import KeyEntry, KeyRing
 from swiftjax.serving.listeners import Listen, Listeners
 from swiftjax.serving.messages import describe_model
 from swiftjax.serving.served import Served
+from swiftjax.serving.session_files import SessionFiles
 from tests.fakes import FakeRunner
 from tests.serving.harness import MODEL, make_core, make_engine
 
@@ -120,7 +121,9 @@ async def serving(
     listeners = Listeners(Listen(http_port=0, keys=keys, allowed_origins=allowed_origins))
     await listeners.start()
     model = describe_model("bytes", MODEL, core.limits, engine.tokenizer)
-    await listeners.open(Served(engine, model, watch, session_folder))
+    await listeners.open(
+        Served(engine, model, watch, session_folder and SessionFiles(session_folder))
+    )
     assert listeners.http is not None
     headers = {} if keys.is_open else {"authorization": f"Bearer {KEY}"}
     try:
