@@ -91,15 +91,6 @@ def _describe(tool: OfferedTool) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _read_all(offered: Sequence[OfferedTool]) -> list[Tool]:
-    tools = [_read_tool(tool, f"tools[{i}]") for i, tool in enumerate(offered)]
-    names = [tool.name for tool in tools]
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise FieldError(f"tools names {twice} twice: give each a name of its own", "tools")
-    return tools
-
-
 def _read_tool(tool: OfferedTool, name: str) -> Tool:
     function = tool.function
     schema = NO_PARAMETERS if function.parameters is None else function.parameters

@@ -1,11 +1,10 @@
 """Arguments and options that several commands take, each written once."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from swiftjax.cli.policy_file import parse_policy
 from swiftjax.config import (
     QUEUE_POLICY_NAMES,
     EngineConfig,
@@ -79,10 +78,6 @@ _POLICY_HELP = (
     f"Which waiting request starts first: {', '.join(QUEUE_POLICY_NAMES)}, or "
     "path/to/file.py:function; docs/scheduler.md."
 )
-Policy = Annotated[
-    Any,  # a name or a function
-    typer.Option(parser=parse_policy, metavar="POLICY", help=_POLICY_HELP),
-]
 # As it was written, for whoever hands it on to another process.
 PolicyText = Annotated[str, typer.Option(metavar="POLICY", help=_POLICY_HELP)]
 VictimPolicy = Annotated[
