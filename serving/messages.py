@@ -121,14 +121,16 @@ def read_vocabulary_ids(token_ids: Sequence[int], vocab_size: int) -> list[int]:
 
 def write_output(output: StreamOutput, *, with_logprobs: bool = False) -> pb.GenerateResponse:
     """Write one delta; the last one of a choice carries the reason and the totals."""
+    # Fields that are seldom set are left out: naming them takes as long as the others.
     response = pb.GenerateResponse(
-        request_id=output.request_id,
-        text=output.text,
-        token_ids=output.token_ids,
-        index=output.index,
-        logprobs=write_logprobs(output.logprobs, output.top_logprobs) if with_logprobs else (),
-        prompt_logprobs=write_logprobs(*output.prompt) if output.prompt else (),
+        request_id=output.request_id, text=output.text, token_ids=output.token_ids
     )
+    if output.index:
+        response.index = output.index
+    if with_logprobs:
+        response.logprobs.extend(write_logprobs(output.logprobs, output.top_logprobs))
+    if output.prompt is not None:
+        response.prompt_logprobs.extend(write_logprobs(*output.prompt))
     if output.finish_reason is not None:
         response.finish_reason = FINISH_REASONS[output.finish_reason]
         response.usage.prompt_tokens = output.num_prompt_tokens
