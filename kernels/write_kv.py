@@ -1,7 +1,7 @@
 """Writes the keys and values of new tokens into their pages, in place when the pages are donated.
 
-Called by the model once per layer, before that layer's attention. The op's meaning is
-`reference.write_kv`.
+For keys that need no rotation; the model calls `rope_write`, which does both at once. The op's
+meaning is `reference.write_kv`.
 """
 
 from functools import partial

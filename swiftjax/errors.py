@@ -5,7 +5,7 @@ SwiftJaxError
 │   └── RepeatedTurnError      a session has had a turn of this id
 ├── UnauthenticatedError   the API key is missing or wrong
 ├── ForbiddenError         the API key lacks the right
-├── NotFoundError          unknown model or adapter
+├── NotFoundError          unknown model or request
 │   └── UnknownSessionError    no open session of this id is the caller's
 ├── DeadlineError          the deadline passed while the request was queued or running
 ├── QueueFullError         the admission queue is full
@@ -41,7 +41,7 @@ class ForbiddenError(SwiftJaxError):
 
 
 class NotFoundError(SwiftJaxError):
-    """Unknown model or adapter."""
+    """Unknown model or request."""
 
 
 class UnknownSessionError(NotFoundError):

@@ -1,8 +1,7 @@
-"""Who joins the running sequences in a step, in this order: those that were preempted, choices that
-fork from another's pages, newcomers.
+"""Who joins a step: those that were preempted, then choices that fork, then newcomers.
 
-Within each the first that does not fit stops the rest, so nobody large is overtaken for ever. Takes
-pages and leaves the tokens to the caller, the scheduler.
+Within each the first that does not fit stops the rest, so nobody large is overtaken for ever. Finds
+pages and gives rows; what is computed of a sequence is for the caller to plan, the scheduler.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """Holds newcomers back for a moment, so that they start together: larger batches, later answers.
 
 Opens when `min_batch_size` requests wait or the oldest of them has waited `max_wait` seconds, and
-for all that wait then, however long it takes until there is room for them. Called by the scheduler.
+for all that wait then, however long it takes until there is room for them. Asked by `Admission`.
 """
 
 import math

@@ -2,7 +2,8 @@
 
 A fork owns the full pages of the prompt together with its source and gets a copy of the page that
 holds the last prompt token, which it computes itself: its own first draw needs those scores.
-Decides who may fork from whom; the scheduler owns pages, rows and states.
+Decides who may fork from whom. Called by `SequenceTable`, which owns rows and states, and asked by
+`Admission`.
 """
 
 from swiftjax.engine.plan import PlanDraft

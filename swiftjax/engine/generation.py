@@ -1,7 +1,7 @@
 """How to generate: one frozen value, checked when it is made, whatever the transport.
 
 Ranges and meanings are listed in docs/sampling.md. What needs the model (ids inside the vocabulary,
-room in the context) is checked in `request.py`.
+room in the context) is checked in `limits.py`.
 """
 
 from collections.abc import Mapping

@@ -2,7 +2,8 @@
 
 It never sees a Sequence, a token or an array: ids and opaque keys in, ids out. A page is free, in
 use by one or more owners, or idle: published under a key (see `prefix_cache.py`), without an owner,
-kept until somebody asks for its contents or its space is needed. Called by the scheduler only.
+kept until somebody asks for its contents or its space is needed. Called by the scheduler and those
+of its parts that give and take pages.
 """
 
 from collections import OrderedDict

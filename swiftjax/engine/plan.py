@@ -1,4 +1,8 @@
-"""What one step does, as plain data: page moves first, then the work in the order of its rows."""
+"""What one step does, as plain data: page moves first, then the work in the order of its rows.
+
+A `PlanDraft` is filled by the scheduler and its parts; the finished `Plan` is all that batching,
+the runner and observers see of a step. Here a prompt is cut to the sizes that steps are padded to.
+"""
 
 from collections.abc import Sequence as SequenceOf
 from typing import NamedTuple

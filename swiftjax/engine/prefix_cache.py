@@ -2,7 +2,7 @@
 
 The key of page i is a sha256 over the key of page i - 1 and the tokens of page i; the chain starts
 from a process secret, the model version and the request's salt. So equal keys mean equal prefixes,
-tenants with different salts never meet, and no client can guess a key. Used by the scheduler.
+tenants with different salts never meet, and no client can guess a key. Used by `sequence_pages.py`.
 """
 
 import hashlib

@@ -2,7 +2,7 @@
 
 What a sequence asks for is written once, when it is admitted; its page row grows with its pages. So
 building a step costs a few array gathers, however many sequences run and however long they are.
-Owned by the scheduler; read by `batching.py`.
+Rows are given out by `SequenceTable`, read by `batching.py`.
 """
 
 import numpy as np

@@ -1,8 +1,7 @@
-"""The pages of sequences: fresh, found by their prefix, kept by their session, shared with a fork,
-or moved to the host.
+"""Where the pages of sequences come from: free, found by prefix, kept by a session, shared, swapped.
 
 Changes what a sequence owns and how far it is computed, never its state: whether and when is for
-the scheduler to decide, which alone calls this.
+the scheduler and its parts to decide, which alone call this.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """The queue of requests that have not started: a heap under a policy, so that no step sorts it.
 
 Keys may rise while a request waits (a fair policy's do); an entry is checked when it reaches the
-top. Called by the scheduler only.
+top. Filled by `SequenceTable`, read by `Admission` and its gate.
 """
 
 import heapq
