@@ -1,4 +1,4 @@
-"""Where the pages of sequences come from: free, found by prefix, kept by a session, shared, swapped.
+"""Where pages of sequences come from: free, found by prefix, kept by a session, shared, swapped.
 
 Changes what a sequence owns and how far it is computed, never its state: whether and when is for
 the scheduler and its parts to decide, which alone call this.

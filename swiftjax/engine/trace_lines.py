@@ -1,4 +1,4 @@
-"""The lines of a trace: one JSON object each, the first a header; docs/scheduler.md names the keys.
+"""The lines of a trace: one JSON object each, the first a header; docs/sandbox.md names the keys.
 
 Holds no prompt text and no token ids: what requests share is told by hashes of their pages, made
 with a secret that is thrown away. Called by the tracer.
