@@ -14,7 +14,7 @@ from typing import cast
 
 from swiftjax.engine.checks import check_count
 from swiftjax.engine.request import GenerationConfig
-from swiftjax.engine.text_threads import count_chars, in_thread
+from swiftjax.engine.text_threads import count_chars, in_thread, tokenise
 from swiftjax.errors import InvalidRequestError
 from swiftjax.serving import messages
 from swiftjax.serving.caller import current_caller
@@ -73,8 +73,7 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
             ids = await self._render(request.chat, engine.limits.max_model_len)
         elif kind == "text":
             add = request.add_special_tokens or not request.HasField("add_special_tokens")
-            text = request.text
-            ids = await in_thread(len(text), partial(engine.tokenizer.encode, text, add))
+            ids = await tokenise(engine.tokenizer, request.text, add)
         else:
             raise InvalidRequestError("no prompt: set text or chat")
         return pb.TokenizeResponse(token_ids=ids)

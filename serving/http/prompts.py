@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any, cast
 
 from swiftjax.engine.request import Prompt
-from swiftjax.engine.text_threads import count_chars, in_thread
+from swiftjax.engine.text_threads import count_chars, in_thread, tokenise
 from swiftjax.engine.tokenizer import Tokenizer
 from swiftjax.serving.http.bodies import Message
 from swiftjax.serving.http.reading import read_messages
@@ -34,5 +34,5 @@ async def render(
 async def encode(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
     """Turn a prompt into ids, unless it is ids."""
     if isinstance(prompt, str):
-        return await in_thread(len(prompt), partial(tokenizer.encode, prompt))
+        return await tokenise(tokenizer, prompt)
     return list(prompt)

@@ -2,12 +2,11 @@
 
 import asyncio
 from collections.abc import Callable
-from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from swiftjax.engine.text_threads import in_thread
+from swiftjax.engine.text_threads import tokenise
 from swiftjax.serving.http.bodies import DetokenizeBody, TokenizeBody
 from swiftjax.serving.http.gated import Endpoint
 from swiftjax.serving.http.json_body import FieldError, read_body
@@ -42,8 +41,7 @@ class TokenRoutes:
             raise FieldError("give exactly one of prompt and messages", "prompt")
         if body.prompt is not None:
             special = body.add_special_tokens is not False
-            encode = partial(engine.tokenizer.encode, body.prompt, special)
-            ids = await in_thread(len(body.prompt), encode)
+            ids = await tokenise(engine.tokenizer, body.prompt, special)
         else:
             ids = await render(
                 engine.tokenizer,

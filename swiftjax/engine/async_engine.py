@@ -10,7 +10,6 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
-from functools import partial
 
 from swiftjax.config import ReaderLimits, SessionLimits
 from swiftjax.engine.answer_reader import AnswerReader
@@ -20,10 +19,11 @@ from swiftjax.engine.async_sessions import AsyncSessions
 from swiftjax.engine.core import CoreStats
 from swiftjax.engine.engine_link import EngineLink
 from swiftjax.engine.engine_link import ThreadLink as ThreadLink
-from swiftjax.engine.grammar import Grammar, GrammarCompiler
+from swiftjax.engine.grammar import GrammarCompiler
 from swiftjax.engine.limits import EngineLimits
 from swiftjax.engine.link_messages import News
-from swiftjax.engine.mailbox import Mailbox, check_room
+from swiftjax.engine.mailbox import Mailbox
+from swiftjax.engine.mailboxes import Mailboxes
 from swiftjax.engine.request import (
     NO_OPTIONS,
     GenerationConfig,
@@ -33,17 +33,10 @@ from swiftjax.engine.request import (
 )
 from swiftjax.engine.session import Turn
 from swiftjax.engine.step_meter import StepReport
-from swiftjax.engine.text_threads import in_thread
+from swiftjax.engine.text_threads import tokenise
 from swiftjax.engine.tokenizer import Tokenizer
-from swiftjax.errors import (
-    EngineDeadError,
-    InvalidRequestError,
-    SwiftJaxError,
-)
+from swiftjax.errors import EngineDeadError, InvalidRequestError, SwiftJaxError
 from swiftjax.memory import DeviceReport
-
-# A text that is tokenised in less time than it takes to hand it to a thread: 0.4 ms at worst.
-MAX_CHARS_AT_ONCE = 256
 
 
 class AsyncEngine:
@@ -82,8 +75,7 @@ class AsyncEngine:
             check=self._check_alive,
         )
         self._loop: asyncio.AbstractEventLoop | None = None
-        # An entry lives exactly as long as the engine may still speak of its request.
-        self._mailboxes: dict[str, Mailbox] = {}
+        self._mailboxes = Mailboxes()
         self._ended = asyncio.Event()
 
     async def stream(
@@ -105,14 +97,8 @@ class AsyncEngine:
         arrival, config = time.monotonic(), self.limits.completed(config)
         text = prompt if isinstance(prompt, str) else None
         if isinstance(prompt, str):
-            if len(prompt) <= MAX_CHARS_AT_ONCE:
-                prompt = self.tokenizer.encode(prompt)
-            else:
-                prompt = await in_thread(len(prompt), partial(self.tokenizer.encode, prompt))
-        grammar = None
-        if config.constraint is not None:
-            grammar = await asyncio.to_thread(self._grammars.compile, config.constraint)
-        request = self._resolve(request_id, prompt, config, options, arrival, timeout, grammar)
+            prompt = await tokenise(self.tokenizer, prompt)
+        request = await self._make(request_id, prompt, config, options, arrival, timeout)
         reader = self._submit(AnswerStream(request, self.tokenizer, text), request, timeout)
         try:
             while not reader.is_done:
@@ -132,11 +118,8 @@ class AsyncEngine:
         """Stream the answer to the text of a session, which gets it all in the end."""
         arrival, ids = time.monotonic(), session.text.token_ids
         options = replace(options, cache_salt=session.text.options.cache_salt)
-        grammar = None
-        if config.constraint is not None:
-            grammar = await asyncio.to_thread(self._grammars.compile, config.constraint)
-        request = self._resolve(
-            request_id, ids, config, options, arrival, timeout, grammar, num_checked=len(ids)
+        request = await self._make(
+            request_id, ids, config, options, arrival, timeout, num_checked=len(ids)
         )
         session.text.check_idle()  # nobody else came first while the grammar was compiled
         turn = Turn(session.text, request, session.end)
@@ -205,7 +188,7 @@ class AsyncEngine:
         self._ended = asyncio.Event()
         self._link.connect(loop, self._receive)
 
-    def _resolve(
+    async def _make(
         self,
         request_id: str | None,
         token_ids: Sequence[int],
@@ -213,9 +196,11 @@ class AsyncEngine:
         options: RequestOptions,
         arrival: float,
         timeout: float | None,
-        grammar: Grammar | None,
         num_checked: int = 0,
     ) -> Request:
+        grammar = None
+        if config.constraint is not None:
+            grammar = await asyncio.to_thread(self._grammars.compile, config.constraint)
         return self.limits.resolve(
             request_id or uuid.uuid4().hex,
             token_ids,
@@ -236,7 +221,8 @@ class AsyncEngine:
         turn: Turn | None = None,
     ) -> AnswerReader:
         try:
-            self._check_new(request)
+            self._check_alive()
+            self._mailboxes.check_new(request)
         except SwiftJaxError:
             if turn is not None:
                 turn.fall_silent()
@@ -251,32 +237,14 @@ class AsyncEngine:
         if not self._link.is_alive:
             raise EngineDeadError("the engine has ended; restart it")
 
-    def _check_new(self, request: Request) -> None:
-        self._check_alive()
-        if request.request_id in self._mailboxes:
-            raise InvalidRequestError(
-                f"request_id {request.request_id!r:.80} is in use; choose another or leave it out"
-            )
-        check_room(request, self._mailboxes.values())
-
     def _receive(self, news: News) -> None:
         if self._watch is not None:
             self._watch(news.report)
-        # A mailbox is absent only when its request was made on an event loop that is closed by now.
-        for refused in news.refused:
-            if mailbox := self._mailboxes.pop(refused.request_id, None):
-                mailbox.fail(refused.problem.error())
-        for output in news.outputs:
-            if mailbox := self._mailboxes.get(output.request_id):
-                mailbox.put(output)
-                if mailbox.engine_is_done:
-                    del self._mailboxes[output.request_id]
+        self._mailboxes.deliver(news)
         for done in news.sessions:
             self.sessions.take(done)
         if news.ended is not None:
             error = EngineDeadError(f"the engine has ended ({news.ended}); try again later")
-            for mailbox in self._mailboxes.values():
-                mailbox.fail(error)
-            self._mailboxes.clear()
+            self._mailboxes.fail(error)
             self.sessions.fail(error)
             self._ended.set()

@@ -7,20 +7,14 @@ and all other streams go on. Lives on the event loop; made and filled by `AsyncE
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
 
 from swiftjax.config import ReaderLimits
 from swiftjax.engine.engine_link import EngineLink
 from swiftjax.engine.request import Request, StepOutput
 from swiftjax.engine.session import Turn
-from swiftjax.errors import QueueFullError, SwiftJaxError
+from swiftjax.errors import SwiftJaxError
 
 logger = logging.getLogger(__name__)
-
-# Prompt tokens of all requests at a time; each takes 40 bytes here and as many in the engine.
-MAX_PROMPT_TOKENS = 2**25
-# Prompts up to this length are too few by their number, which the queue limits.
-SHORT_PROMPT = 2**12
 
 
 class Mailbox:
@@ -129,16 +123,3 @@ class Mailbox:
     def _wake(self) -> None:
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
-
-
-def check_room(request: Request, others: Iterable[Mailbox]) -> None:
-    """Raise QueueFullError where prompts that run or wait would take too much memory."""
-    num_tokens = len(request.prompt_token_ids)
-    if num_tokens <= SHORT_PROMPT:
-        return
-    total = num_tokens + sum(mailbox.num_prompt_tokens for mailbox in others)
-    if total > MAX_PROMPT_TOKENS:
-        raise QueueFullError(
-            f"the prompts of all requests would have {total} tokens; {MAX_PROMPT_TOKENS} are taken "
-            "at a time: try again when some have ended"
-        )

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from swiftjax.engine import mailbox
+from swiftjax.engine import mailboxes
 from swiftjax.engine.async_engine import AsyncEngine
 from swiftjax.engine.engine_link import ThreadLink
 from swiftjax.engine.link_messages import News
@@ -292,8 +292,8 @@ def test_closing_at_any_moment_leaves_no_choice_though_some_wait() -> None:
 
 
 def test_prompts_of_all_requests_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mailbox, "MAX_PROMPT_TOKENS", 250)
-    monkeypatch.setattr(mailbox, "SHORT_PROMPT", 10)
+    monkeypatch.setattr(mailboxes, "MAX_PROMPT_TOKENS", 250)
+    monkeypatch.setattr(mailboxes, "SHORT_PROMPT", 10)
 
     async def body(engine: AsyncEngine) -> None:
         first = engine.stream("a" * 200, GenerationConfig(max_new_tokens=400))
