@@ -172,6 +172,12 @@ def tiles_to_try(kind: str, problem: Problem, tokens: int) -> Iterator[MatmulTil
         tokens, problem.outputs, problem.inputs, transposed=kind in ("fp8", "w8a8")
     )
     yield chosen
+    if kind == "int4":
+        # Twice the outputs read the activations half as often.
+        wide = _triton.Launch(num_warps=8, num_stages=3)
+        yield replace(chosen, transposed=True, fused=True)
+        yield replace(chosen, transposed=True, fused=True, block_n=256, launch=wide)
+        yield replace(chosen, transposed=True, fused=True, block_n=256, launch=wide, splits=2)
     # Operands of 8 bits have their own instructions only where the weights stand first.
     orders = (True,) if kind in ("fp8", "w8a8") else (False, True)
     block_ks = (128,) if kind == "int4" else (128, 256)
@@ -191,7 +197,9 @@ def told(tile: MatmulTile | None) -> str:
         return "as the model calls it"
     sizes = f"{tile.block_m}x{tile.block_n}x{tile.block_k}, {tile.splits} splits"
     order = "transposed" if tile.transposed else "straight"
-    return f"{sizes}, {order}, {tile.launch.num_warps} warps, {tile.launch.num_stages} stages"
+    fused = ", fused" if tile.fused else ""
+    launch = f"{tile.launch.num_warps} warps, {tile.launch.num_stages} stages"
+    return f"{sizes}, {order}, {launch}{fused}"
 
 
 def report(problem: Problem, tokens: int, name: str, us: Spread) -> Figure:

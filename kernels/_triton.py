@@ -127,14 +127,26 @@ def round_even(x: jax.Array) -> jax.Array:
     return jnp.round(x) if is_interpreted() else _instruction("cvt.rni.f32.f32", x)
 
 
-def _instruction(name: str, x: jax.Array) -> jax.Array:
+def multiply_add(a: jax.Array, b: jax.Array | float, c: jax.Array) -> jax.Array:
+    """a * b + c in one instruction, float32, all broadcast to the shape of `a`.
+
+    XLA's Triton keeps a product and a sum apart, unlike Triton's own compiler: two instructions.
+    """
+    if is_interpreted():
+        return a * b + c
+    factors = (jnp.broadcast_to(jnp.asarray(x, jnp.float32), a.shape) for x in (b, c))
+    return _instruction("fma.rn.f32", a, *factors)
+
+
+def _instruction(name: str, *args: jax.Array) -> jax.Array:
     """One PTX instruction from float32 to float32."""
+    operands = ", ".join(f"${i}" for i in range(len(args) + 1))
     (out,) = plt.elementwise_inline_asm(
-        f"{name} $0, $1;",
-        args=[x],
-        constraints="=f,f",
+        f"{name} {operands};",
+        args=args,
+        constraints=",".join(["=f", *("f" for _ in args)]),
         pack=1,
-        result_shape_dtypes=[jax.ShapeDtypeStruct(x.shape, jnp.float32)],
+        result_shape_dtypes=[jax.ShapeDtypeStruct(args[0].shape, jnp.float32)],
     )
     return out
 

@@ -94,7 +94,11 @@ def _kernel(
                 inputs = i * BLOCK + block_range(j, WORDS)
                 values = load_tile(x_ref, rows, inputs, mask_columns=is_ragged)
                 sums += product(weights, values, transposed=tile.transposed)
-            total += sums * spread(scale, over_outputs=True, transposed=tile.transposed)
+            factor = spread(scale, over_outputs=True, transposed=tile.transposed)
+            if tile.fused:
+                total = _triton.multiply_add(sums, factor, total)
+            else:
+                total += sums * factor
         return total, following
 
     shape = (tile.block_n, tile.block_m) if tile.transposed else (tile.block_m, tile.block_n)

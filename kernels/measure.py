@@ -68,7 +68,11 @@ def measure_all(implementation: Implementation) -> Iterator[Measurement]:
     for batch, context in DECODES:
         yield measure_decode(pools, batch, context, ceilings, implementation)
     for name, sequences in RAGGED.items():
-        yield measure_ragged(pools, name, sequences, ceilings, implementation)
+        whole = name == WHOLE_PROMPT
+        attend = partial(
+            ragged_attention, scale=SCALE, whole_prompt=whole, implementation=implementation
+        )
+        yield measure_ragged(pools, name, sequences, ceilings, attend)
     yield measure_write(pools, 8192, ceilings, implementation)
 
 
@@ -140,7 +144,7 @@ def measure_ragged(
     name: str,
     sequences: list[tuple[int, int]],
     ceilings: Ceilings,
-    implementation: Implementation,
+    attend: Callable[..., jax.Array],
 ) -> Measurement:
     """Time one ragged attention; the arithmetic counts what the causal mask leaves."""
     contexts = np.array([cached + new for cached, new in sequences], np.int32)
@@ -152,11 +156,6 @@ def measure_ragged(
         count = -(-int(context) // PAGE_SIZE)
         row[:count], used = pages[used : used + count], used + count
     q = jax.random.normal(jax.random.key(3), (int(starts[-1]), NUM_HEADS, HEAD_DIM), jnp.bfloat16)
-
-    whole = name == WHOLE_PROMPT
-    attend = partial(
-        ragged_attention, scale=SCALE, whole_prompt=whole, implementation=implementation
-    )
     arguments = (q, *pools, *map(jnp.asarray, (table, starts, contexts)))
     compiled = jax.jit(attend)
     last = len(sequences) - 1

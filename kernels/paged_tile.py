@@ -167,10 +167,12 @@ def accumulate(
     """Take one trip's keys into the online softmax; `allowed` None means that all are visible."""
     if allowed is not None:
         scores = jnp.where(allowed, scores, MASKED)
-    # The scale is applied with the subtraction below: one fused multiply-add per score.
     scale = tile.scale * LOG2_E
     peak = jnp.maximum(state.peak, scores.max(axis=1) * scale)
-    weights = _triton.exp2(scores * scale - peak[:, None])
+    if tile.fused:
+        weights = _triton.exp2(_triton.multiply_add(scores, scale, -peak[:, None]))
+    else:
+        weights = _triton.exp2(scores * scale - peak[:, None])
     if allowed is not None:
         # For rows that have seen no key yet, where MASKED - MASKED is 0.
         weights = jnp.where(allowed, weights, 0.0)

@@ -90,6 +90,7 @@ class RaggedConfig:
     rows: int
     block_k: int
     launch: _triton.Launch
+    fused: bool = False  # see Tile
 
 
 def choose_ragged_config(
@@ -140,7 +141,7 @@ def block_attention(
         itemsize=q.dtype.itemsize,
         rotations=1 if streams is None else 2,
     )
-    tile = make_tile(k_pages, config.block_k, scale=scale, window=window)
+    tile = make_tile(k_pages, config.block_k, scale=scale, window=window, fused=config.fused)
     blocks = query_blocks(query_starts, context_lens, num_tokens, config.rows // padded_group)
     one_sequence = context_lens.shape[0] == 1
     pages = [*page_arrays(k_pages), *page_arrays(v_pages)]

@@ -29,6 +29,7 @@ class MatmulTile:
     splits: int
     transposed: bool
     launch: _triton.Launch
+    fused: bool = False  # group scales by one instruction per sum; not measured yet
 
     def grid(self, num_tokens: int, num_outputs: int) -> tuple[int, int, int]:
         """Programs: tiles of tokens (neighbours share weights), tiles of outputs, parts."""

@@ -24,6 +24,7 @@ class Tile:
     block_k: int  # keys per trip: whole pages, or a whole part of one
     window: int  # of all sequences; 0 where there is none, or each has its own
     scale: float
+    fused: bool = False  # products and sums of the softmax in one instruction; not measured yet
 
     @property
     def width(self) -> int:
@@ -31,7 +32,9 @@ class Tile:
         return _triton.power_of_two(self.head_dim)
 
 
-def make_tile(pages: Pages, block_k: int, *, scale: float, window: int) -> Tile:
+def make_tile(
+    pages: Pages, block_k: int, *, scale: float, window: int, fused: bool = False
+) -> Tile:
     """Describe a kernel that walks these pages."""
     return Tile(
         page_size=pages.shape[2],
@@ -39,6 +42,7 @@ def make_tile(pages: Pages, block_k: int, *, scale: float, window: int) -> Tile:
         block_k=block_k,
         window=window,
         scale=scale,
+        fused=fused,
     )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import jax.numpy as jnp
 
+from benchmarks.attention_tiles import attend_with, candidates, prompt_specs
 from benchmarks.deviceless import as_on, compile_for
 from benchmarks.gpu_targets import TARGETS
 from swiftjax.batch import BatchShape
@@ -64,6 +65,9 @@ def cases_of(gpu: str) -> dict[str, Case]:
     names = EVERYWHERE + (ONLY_H200 if gpu == "h200" else ())
     found = {name: all_ops(MODELS[name]) for name in names}
     found["prompt"] = ragged_case(MODELS["llama3-8b"], **PROMPT)
+    if gpu == "h200":
+        # A candidate: whether it compiles is seen here, not in the time of a GPU.
+        found["prompt fused"] = Case(attend_with(candidates()[1]), prompt_specs())
     for stored in STORED[gpu]:
         found[f"pages {stored}"] = all_ops(MODELS["llama3-8b"], stored)
     for num_tokens in (1, 64):
@@ -74,7 +78,7 @@ def cases_of(gpu: str) -> dict[str, Case]:
 def estimates(gpu: str, name: str) -> dict[str, int]:
     """Shared memory by the kernels' own estimate, by name of kernel."""
     with as_on(TARGETS[gpu]):
-        if name == "prompt":
+        if name.startswith("prompt"):
             return {"ragged_attention": ragged_estimate(MODELS["llama3-8b"], **PROMPT)}
         model = MODELS["llama3-8b" if name.startswith("pages") else name]
         return {
