@@ -30,6 +30,8 @@ from swiftjax.serving.tls import ServerTls
 if TYPE_CHECKING:
     from swiftjax.serving.gateway.vllm_service import VllmService
 
+MAX_CALLS_PER_CONNECTION = 4096
+
 SERVER_OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -38,6 +40,8 @@ SERVER_OPTIONS = (
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.keepalive_time_ms", 30_000),
+    # A call that is begun and never sent takes memory too, before any key is asked for.
+    ("grpc.max_concurrent_streams", MAX_CALLS_PER_CONNECTION),
     # Makes clients reconnect now and then, so that a balancer before us can spread them anew.
     ("grpc.max_connection_age_ms", 30 * 60_000),
     # Otherwise a second server shares the port and gets half of the calls.

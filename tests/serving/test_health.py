@@ -1,6 +1,7 @@
 """grpc.health.v1 and reflection: what they say in each state of the server."""
 
 import asyncio
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -11,7 +12,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from swiftjax.errors import SwiftJaxError
 from swiftjax.serving.addresses import is_loopback
-from swiftjax.serving.grpc_server import SERVICES, GrpcServer
+from swiftjax.serving.grpc_server import MAX_CALLS_PER_CONNECTION, SERVICES, GrpcServer
 from swiftjax.serving.messages import describe_model
 from swiftjax.serving.proto import swiftjax_pb2 as pb
 from swiftjax.serving.proto import swiftjax_pb2_grpc as pb_grpc
@@ -152,3 +153,21 @@ def test_taken_port_is_an_error_that_names_it() -> None:
 )
 def test_is_loopback(host: str, expected: bool) -> None:
     assert is_loopback(host) is expected
+
+
+def test_calls_of_one_connection_are_bounded() -> None:
+    """The server says so in its first frame, and refuses more before they cost anything."""
+
+    async def main() -> None:
+        server = GrpcServer("127.0.0.1", 0)
+        await server.start()
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0")  # and empty settings
+        head = await reader.readexactly(9)
+        assert head[3] == 4  # SETTINGS
+        settings = dict(struct.iter_unpack("!HI", await reader.readexactly(head[2])))
+        assert settings[3] == MAX_CALLS_PER_CONNECTION
+        writer.close()
+        await server.stop()
+
+    asyncio.run(main())
