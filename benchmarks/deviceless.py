@@ -45,6 +45,7 @@ class Compiled:
 
     kernels: list[Kernel]
     others: list[str]  # kinds of thunks that are not kernels of the compiler
+    mosaic: list[tuple[int, int]]  # registers and bytes spilled of kernels among the others
     ptx: list[str]  # one text for each kernel that was compiled
     hlo: str
 
@@ -70,15 +71,20 @@ def compile_for(
     """Compile `jit(f)` for arguments of these shapes; raises what the compiler does."""
     sharding = SingleDeviceSharding(_device(target))
     jitted = jax.jit(f, in_shardings=sharding, out_shardings=sharding, donate_argnums=donate)
-    with as_on(target), tempfile.TemporaryDirectory() as folder:
+    with as_on(target), tempfile.TemporaryDirectory() as folder, _mosaic_tells(folder):
         lowered = jitted.trace(*specs).lower(lowering_platforms=("cuda",))
         with _standard_error(Path(folder) / "log") as log:
             compiled = lowered.compile({"xla_dump_to": folder})
         (thunks,) = Path(folder).glob("*thunk_sequence.txt")
+        mosaic = "".join(path.read_text() for path in sorted(Path(folder).glob("*.ptxas")))
         ptx = [path.read_text() for path in sorted(Path(folder).glob("*.ptx"))]
         kernels, others = read_thunks(thunks.read_text(), read_log(log.read_text()))
         return Compiled(
-            kernels=kernels, others=others, ptx=[x for x in ptx if x], hlo=compiled.as_text() or ""
+            kernels=kernels,
+            others=others,
+            mosaic=list(read_log(mosaic).values()),
+            ptx=[x for x in ptx if x],
+            hlo=compiled.as_text() or "",
         )
 
 
@@ -90,6 +96,12 @@ def as_on(target: Target) -> Iterator[None]:
         mock.patch.object(_triton, "capability", lambda: target.capability),
     ):
         yield
+
+
+def _mosaic_tells(folder: str) -> Any:
+    """Mosaic compiles by itself; it writes what ptxas says where these variables tell it to."""
+    told = {"MOSAIC_GPU_DUMP_PTXAS": "1", "MOSAIC_GPU_DUMP_TO": folder}
+    return mock.patch.dict(os.environ, told)
 
 
 def _device(target: Target) -> Any:

@@ -10,21 +10,31 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from swiftjax.kernels import _triton
 from swiftjax.kernels.quantized_pages import Pages, computed_dtype
 from swiftjax.kernels.streams import Streams
 
-Implementation = Literal["reference", "xla", "triton"]
+# mosaic: as triton, but long prompt chunks are attended over by a kernel for Hopper GPUs
+Implementation = Literal["reference", "xla", "triton", "mosaic"]
 IMPLEMENTATIONS: tuple[Implementation, ...] = get_args(Implementation)
 
 TRITON_DTYPES = ("bfloat16", "float16", "float32")
 TRITON_HEAD_DIMS = (16, 256)
 TRITON_PAGE_SIZES = (16, 32, 64, 128)
 TRITON_MAX_GROUP = 16
+MOSAIC_DTYPES = ("bfloat16", "float16")
+MOSAIC_HEAD_DIMS = (64, 128)
+MOSAIC_CAPABILITY = (9, 0)
 
 
 def choose_implementation(platform: str) -> Implementation:
     """Name the implementation for a platform as `jax.Device.platform` spells it."""
     return "triton" if platform in ("gpu", "cuda") else "xla"
+
+
+def runs_triton(implementation: Implementation) -> bool:
+    """Whether everything but what Mosaic computes is a Triton kernel's work."""
+    return implementation in ("triton", "mosaic")
 
 
 def check_supported(
@@ -46,11 +56,12 @@ def check_supported(
             f"{num_heads} query heads are not a multiple of {num_kv_heads} KV heads; "
             "grouped-query attention needs whole groups"
         )
-    if implementation != "triton":
+    if not runs_triton(implementation):
         return
     name = jnp.dtype(dtype).name
     low, high = TRITON_HEAD_DIMS
-    refusals = {
+    mosaic = _mosaic_refusals(name, head_dim) if implementation == "mosaic" else {}
+    refusals = mosaic | {
         f"dtype {name} (it computes {', '.join(TRITON_DTYPES)})": name not in TRITON_DTYPES,
         f"head_dim {head_dim} (it computes {low} to {high})": not low <= head_dim <= high,
         f"page_size {page_size} (it knows {TRITON_PAGE_SIZES})": page_size not in TRITON_PAGE_SIZES,
@@ -61,8 +72,20 @@ def check_supported(
     for refusal, applies in refusals.items():
         if applies:
             raise NotImplementedError(
-                f"the 'triton' implementation lacks {refusal}; use implementation='xla'"
+                f"the '{implementation}' implementation lacks {refusal}; use "
+                f"implementation='{'triton' if refusal in mosaic else 'xla'}'"
             )
+
+
+def _mosaic_refusals(dtype: str, head_dim: int) -> dict[str, bool]:
+    found, (major, minor) = _triton.capability(), MOSAIC_CAPABILITY
+    return {
+        f"GPUs of compute capability {found[0]}.{found[1]} (it is for {major}.{minor})": (
+            found != MOSAIC_CAPABILITY
+        ),
+        f"dtype {dtype} (it computes {' and '.join(MOSAIC_DTYPES)})": dtype not in MOSAIC_DTYPES,
+        f"head_dim {head_dim} (it computes {MOSAIC_HEAD_DIMS})": head_dim not in MOSAIC_HEAD_DIMS,
+    }
 
 
 def check_attention(

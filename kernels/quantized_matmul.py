@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Float32, Int8, Int32, UInt8
 
 from swiftjax.kernels import _triton
 from swiftjax.kernels import quantized_reference as reference
-from swiftjax.kernels.implementation import Implementation, choose_implementation
+from swiftjax.kernels.implementation import Implementation, choose_implementation, runs_triton
 from swiftjax.kernels.int4_matmul import int4_tiles
 from swiftjax.kernels.narrow_matmul import narrow_matmul
 
@@ -87,4 +87,4 @@ def fp8_matmul(
 def _is_for_triton(x: Float[Array, "T K"], implementation: Implementation | None) -> bool:
     """Few tokens; float32 has no fast tensor cores and is left to XLA."""
     chosen = implementation or choose_implementation(jax.default_backend())
-    return chosen == "triton" and x.shape[0] <= MOST_TOKENS and x.dtype != jnp.float32
+    return runs_triton(chosen) and x.shape[0] <= MOST_TOKENS and x.dtype != jnp.float32

@@ -29,8 +29,9 @@ def query_blocks(
     num_tokens: int,
     block_q: int,
     min_new: int = 1,
+    max_new: int | None = None,
 ) -> QueryBlocks:
-    """List the blocks in token order, leaving out sequences with fewer than `min_new` new tokens.
+    """List the blocks of sequences with `min_new` to `max_new` new tokens, in token order.
 
     T // block_q + B + 1 blocks are enough for any mix: a sequence, and the padding as the last
     one, wastes less than one block.
@@ -39,7 +40,10 @@ def query_blocks(
     contexts = jnp.append(context_lens, jnp.int32(0))
     index = jnp.arange(num_tokens // block_q + contexts.shape[0], dtype=jnp.int32)
     num_new = jnp.diff(starts)
-    per_sequence = jnp.where(num_new < min_new, 0, (num_new + (block_q - 1)) // block_q)
+    is_meant = num_new >= min_new
+    if max_new is not None:
+        is_meant &= num_new <= max_new
+    per_sequence = jnp.where(is_meant, (num_new + (block_q - 1)) // block_q, 0)
     ends = jnp.cumsum(per_sequence, dtype=jnp.int32)
     # A comparison with all ends: jnp.searchsorted would be a loop driven by the host on a GPU.
     sequence = (index[:, None] >= ends[None, :]).sum(axis=1, dtype=jnp.int32)

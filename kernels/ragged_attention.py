@@ -16,6 +16,12 @@ from jax.experimental import pallas as pl
 from jaxtyping import Array, Float, Int32
 
 from swiftjax.kernels import _triton, reference, xla_attention
+from swiftjax.kernels.chunk_attention import (
+    BLOCK_Q,
+    MIN_CHUNK,
+    can_attend_chunks,
+    chunk_attention,
+)
 from swiftjax.kernels.implementation import Implementation, check_attention, choose_implementation
 from swiftjax.kernels.page_refs import load_pages, split_page_refs, value_dtype
 from swiftjax.kernels.paged_tile import (
@@ -58,7 +64,8 @@ def ragged_attention(
     `query_starts` rises from 0; rows from `query_starts[B]` on are padding and give zeros, and a
     sequence may have no new tokens at all. `window`, `streams` and the errors are those of
     `decode_attention`. With `row_invariant` a token's bits depend on its context only, not on how
-    many others of its sequence are new; "xla" is slower for it, the others always are so.
+    many others of its sequence are new; "xla" is slower for it, the others always are so, and
+    "mosaic" is then what "triton" is.
     `whole_prompt` promises that the first sequence alone has tokens and that all of them are new:
     a library may then compute it, for what `check_prompt_attention` lets pass.
     """
@@ -80,7 +87,13 @@ def ragged_attention(
         return xla_attention.ragged_attention(
             *arrays, scale=scale, window=window, streams=streams, row_invariant=row_invariant
         )
-    return block_attention(*arrays, scale=scale, window=window, streams=streams)
+    attend = partial(block_attention, *arrays, scale=scale, window=window, streams=streams)
+    # Bits differ between the two kernels, and which one a token meets depends on its chunk.
+    if implementation == "mosaic" and not row_invariant and can_attend_chunks(q, k_pages, streams):
+        blocks = query_blocks(query_starts, context_lens, q.shape[0], BLOCK_Q, min_new=MIN_CHUNK)
+        long = chunk_attention(*arrays[:4], blocks, scale=scale, window=window)
+        return attend(max_new=MIN_CHUNK - 1, others=long)
+    return attend()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,9 +139,14 @@ def block_attention(
     scale: float,
     window: int,
     streams: Streams | None,
+    max_new: int | None = None,
+    others: Float[Array, "T N H"] | None = None,
     config: RaggedConfig | None = None,
 ) -> Float[Array, "T N H"]:
-    """Run the Triton implementation; benchmarks pass a `config`."""
+    """Run the Triton implementation; benchmarks pass a `config`.
+
+    Sequences with more than `max_new` new tokens are left out; their rows are those of `others`.
+    """
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads = k_pages.shape[1]
     group = num_heads // num_kv_heads
@@ -142,9 +160,12 @@ def block_attention(
         rotations=1 if streams is None else 2,
     )
     tile = make_tile(k_pages, config.block_k, scale=scale, window=window, fused=config.fused)
-    blocks = query_blocks(query_starts, context_lens, num_tokens, config.rows // padded_group)
+    blocks = query_blocks(
+        query_starts, context_lens, num_tokens, config.rows // padded_group, max_new=max_new
+    )
     one_sequence = context_lens.shape[0] == 1
     pages = [*page_arrays(k_pages), *page_arrays(v_pages)]
+    arguments = [q, page_table, *blocks[:4], *pages, *stream_arrays(streams)]
     return _triton.launch(
         partial(
             _ragged_kernel,
@@ -155,11 +176,12 @@ def block_attention(
             quantized=isinstance(k_pages, QuantizedPages),
             streams=streams is not None,
         ),
-        [q, page_table, *blocks[:4], *pages, *stream_arrays(streams)],
+        arguments if others is None else [*arguments, others],
         [jax.ShapeDtypeStruct(q.shape, q.dtype)],
         name="ragged_attention",
         grid=(num_kv_heads, blocks.first.shape[0]),
         knobs=config.launch,
+        aliases=None if others is None else {len(arguments): 0},
     )[0]
 
 
@@ -171,7 +193,7 @@ def _ragged_kernel(
     end_ref: Ref,
     position_ref: Ref,
     # Pages of keys, of values; of Streams, where given: q_sink [T N H], sink_lens [B], reach [B].
-    # Then out [T N H].
+    # Then, where there are others, what they got; out [T N H], the same memory then, comes last.
     *refs: Ref,
     tile: Tile,
     group: int,

@@ -15,7 +15,12 @@ from jax.experimental import pallas as pl
 from jaxtyping import Array, Float, Int32
 
 from swiftjax.kernels import _triton, reference
-from swiftjax.kernels.implementation import Implementation, check_supported, choose_implementation
+from swiftjax.kernels.implementation import (
+    Implementation,
+    check_supported,
+    choose_implementation,
+    runs_triton,
+)
 from swiftjax.kernels.page_refs import PageRefs, split_page_refs, store_pages
 from swiftjax.kernels.paged_tile import Ref, pl_range
 from swiftjax.kernels.quantized_pages import Pages, computed_dtype
@@ -59,7 +64,7 @@ def rope_write(
         dtype=computed_dtype(k_pages, qkv),
     )
     arrays = (k_pages, v_pages, qkv, cos, sin, slot_mapping)
-    run = rotate_rows if implementation == "triton" else reference.rope_write
+    run = rotate_rows if runs_triton(implementation) else reference.rope_write
     return run(*arrays, q_norm=q_norm, k_norm=k_norm, eps=eps)
 
 

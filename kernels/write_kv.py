@@ -11,7 +11,12 @@ from jax.experimental import pallas as pl
 from jaxtyping import Array, Float, Int32
 
 from swiftjax.kernels import _triton, reference
-from swiftjax.kernels.implementation import Implementation, check_supported, choose_implementation
+from swiftjax.kernels.implementation import (
+    Implementation,
+    check_supported,
+    choose_implementation,
+    runs_triton,
+)
 from swiftjax.kernels.page_refs import split_page_refs, store_pages
 from swiftjax.kernels.paged_tile import Ref, pl_range
 from swiftjax.kernels.quantized_pages import Pages, computed_dtype
@@ -40,7 +45,7 @@ def write_kv(
         page_size=k_pages.shape[2],
         dtype=computed_dtype(k_pages, k),
     )
-    if implementation == "triton":
+    if runs_triton(implementation):
         return scatter_rows(k_pages, v_pages, k, v, slot_mapping)
     return reference.write_kv(k_pages, v_pages, k, v, slot_mapping)
 

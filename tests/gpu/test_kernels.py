@@ -5,10 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from swiftjax.kernels import decode_attention, ragged_attention, write_kv
+from swiftjax.kernels import _triton, decode_attention, ragged_attention, write_kv
 from tests.kernels.attention_case import Shape, make_case, relative_error
 from tests.kernels.shapes import DECODES, PROMPTS, RAGGED
 from tests.kernels.test_attention import run_decode, run_ragged
+from tests.kernels.test_chunk_attention import SHAPES as CHUNK_SHAPES
+from tests.kernels.test_chunk_attention import attend as attend_chunks
 from tests.kernels.test_prompt_attention import attend
 from tests.kernels.test_quantized_pages import STORED, check_rope_write, quantized_case
 from tests.kernels.test_rope_write import HEADS
@@ -19,6 +21,12 @@ pytestmark = [
 ]
 
 TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2, "float16": 1e-2}
+CHUNKS = CHUNK_SHAPES | {
+    "long": Shape(
+        sequences=((700, 1000), (5, 1), (0, 300)), num_kv_heads=2, group=4, head_dim=128,
+        page_size=64, padding=100, dtype="bfloat16",
+    ),
+}  # fmt: skip
 SUPPORTED = {name: shape for name, shape in DECODES.items() if shape.head_dim >= 16}
 
 
@@ -62,6 +70,15 @@ def test_whole_prompts_by_cudnn_equal_dense(name: str) -> None:
     assert relative_error(out, case.expected) <= TOLERANCE[PROMPTS[name].dtype]
     assert not np.asarray(out[int(case.query_starts[-1]) :], np.float32).any()
     np.testing.assert_array_equal(out, attend(case, "triton"))
+
+
+@pytest.mark.skipif(_triton.capability() != (9, 0), reason="needs a Hopper GPU")
+@pytest.mark.parametrize("name", CHUNKS)
+def test_chunks_on_hopper_equal_dense(name: str) -> None:
+    case = make_case(CHUNKS[name])
+    out = attend_chunks(case)
+    assert relative_error(out, case.expected) <= TOLERANCE[CHUNKS[name].dtype]
+    np.testing.assert_array_equal(out, attend_chunks(case))
 
 
 @pytest.mark.parametrize("kind", STORED)

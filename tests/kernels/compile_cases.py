@@ -98,6 +98,20 @@ def step_case() -> Case:
     return Case(*programs.forward_pass(shape))
 
 
+def chunk_cases() -> dict[str, Case]:
+    """Long chunks on Hopper: wide and narrow heads, pages that fill a trip and not, a window."""
+    model = MODELS["llama3-8b"]
+    models = {
+        "heads of 128": model,
+        "heads of 64, pages of 16": model._replace(width=64, page=16),
+        "window": model._replace(window=1024),
+    }
+    return {
+        name: ragged_case(m, num_tokens=2048, num_seqs=8, implementation="mosaic")
+        for name, m in models.items()
+    }
+
+
 def main(path: Path) -> None:
     """Compile everything."""
     found: dict[str, list[dict[str, object]]] = {}
@@ -107,6 +121,10 @@ def main(path: Path) -> None:
         donate = (1,) if name == "step" else ()
         kernels = compile_for(TARGETS[gpu], case.run, *case.specs, donate=donate).kernels
         found[f"{gpu} {name}"] = [dataclasses.asdict(kernel) for kernel in kernels]
+    for name, case in chunk_cases().items():
+        print("mosaic", name, flush=True)
+        used = compile_for(TARGETS["h200"], case.run, *case.specs).mosaic
+        found[f"mosaic {name}"] = [{"registers": r, "spilled": s} for r, s in used]
     path.write_text(json.dumps(found))
 
 

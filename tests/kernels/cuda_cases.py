@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from swiftjax.kernels import (
+    Implementation,
     QuantizedPages,
     Streams,
     _triton,
@@ -97,14 +98,21 @@ def decode_case(m: Model, *, num_seqs: int, stored: str = "plain") -> Case:
     return Case(run, (q, pages, pages, *rows, *_streams_of(m, q, num_seqs)))
 
 
-def ragged_case(m: Model, *, num_tokens: int, num_seqs: int, stored: str = "plain") -> Case:
+def ragged_case(
+    m: Model,
+    *,
+    num_tokens: int,
+    num_seqs: int,
+    stored: str = "plain",
+    implementation: Implementation = "triton",
+) -> Case:
     """A mixed batch, or with one sequence a prompt."""
     q, pages = spec(num_tokens, m.heads * m.group, m.width, dtype=m.dtype), pages_of(m, stored)
 
     def run(q, k, v, table, starts, lens, streams=None):
         return ragged_attention(
             q, k, v, table, starts, lens, scale=0.1, window=m.window, streams=streams,
-            implementation="triton",
+            implementation=implementation,
         )  # fmt: skip
 
     rows = (spec(num_seqs, 128), spec(num_seqs + 1), spec(num_seqs))

@@ -1,6 +1,10 @@
 """The problems that every implementation of attention must solve, on a CPU and on a GPU."""
 
+from swiftjax.kernels import IMPLEMENTATIONS
 from tests.kernels.attention_case import Shape
+
+# Those whose ops are all their own, of any dtype: mosaic has one (`test_chunk_attention.py`).
+WHOLE = tuple(name for name in IMPLEMENTATIONS if name != "mosaic")
 
 DECODES = {
     "lengths": Shape(sequences=((0, 1), (14, 1), (15, 1), (16, 1), (299, 1), (511, 1))),

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 
 from swiftjax.kernels import (
-    IMPLEMENTATIONS,
     Implementation,
     Streams,
+    _triton,
     check_supported,
     choose_implementation,
     decode_attention,
     ragged_attention,
 )
 from tests.kernels.attention_case import AttentionCase, Shape, make_case, relative_error
-from tests.kernels.shapes import DECODES, RAGGED
+from tests.kernels.shapes import DECODES, RAGGED, WHOLE
 
 TOLERANCE = {"float32": 3e-6, "bfloat16": 1e-2, "float16": 2e-3}
 
@@ -25,7 +25,7 @@ def problems(shapes: dict[str, Shape]) -> list[tuple[str, Implementation]]:
     return [
         (name, implementation)
         for name, shape in shapes.items()
-        for implementation in IMPLEMENTATIONS
+        for implementation in WHOLE
         if implementation != "triton" or shape.head_dim >= 16
     ]
 
@@ -67,7 +67,7 @@ def test_ragged_equals_dense(name: str, implementation: Implementation) -> None:
     assert padding == 0 or not np.asarray(out[-padding:], np.float32).any()
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("implementation", WHOLE)
 def test_decode_gives_zeros_for_an_empty_row(implementation: Implementation) -> None:
     case = make_case(Shape(sequences=((20, 1), (0, 1), (30, 1))))
     lens = case.context_lens.at[1].set(0)
@@ -86,7 +86,7 @@ def test_decode_gives_zeros_for_an_empty_row(implementation: Implementation) -> 
     assert relative_error(out, expected) <= TOLERANCE["float32"]
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("implementation", WHOLE)
 def test_chunks_equal_one_pass(implementation: Implementation) -> None:
     """A prompt attended in chunks gives what it gives at once: the offset of a chunk is right."""
     case = make_case(Shape(sequences=((0, 150),)))
@@ -157,6 +157,20 @@ def test_shapes_that_triton_lacks_are_refused_with_a_remedy() -> None:
         check_supported("triton", **(known | {"num_heads": 64}), dtype=jnp.bfloat16)
     with pytest.raises(NotImplementedError, match="float8_e4m3fn"):
         check_supported("triton", **known, dtype=jnp.float8_e4m3fn)
+
+
+def test_what_mosaic_lacks_is_refused_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {"num_heads": 8, "num_kv_heads": 2, "head_dim": 128, "page_size": 64}
+    check_supported("mosaic", **known, dtype=jnp.bfloat16)
+    with pytest.raises(NotImplementedError, match=r"dtype float32 .*use implementation='triton'"):
+        check_supported("mosaic", **known, dtype=jnp.float32)
+    with pytest.raises(NotImplementedError, match=r"head_dim 80 .*use implementation='triton'"):
+        check_supported("mosaic", **(known | {"head_dim": 80}), dtype=jnp.bfloat16)
+    with pytest.raises(NotImplementedError, match=r"page_size 20 .*use implementation='xla'"):
+        check_supported("mosaic", **(known | {"page_size": 20}), dtype=jnp.bfloat16)
+    monkeypatch.setattr(_triton, "capability", lambda: (8, 9))
+    with pytest.raises(NotImplementedError, match=r"GPUs of compute capability 8\.9 \(it is for 9"):
+        check_supported("mosaic", **known, dtype=jnp.bfloat16)
 
 
 def test_platforms_choose_what_they_can_run() -> None:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from swiftjax.kernels import (
-    IMPLEMENTATIONS,
     Implementation,
     QuantizedPages,
     Streams,
@@ -17,7 +16,7 @@ from swiftjax.kernels import (
     write_kv,
 )
 from tests.kernels.attention_case import AttentionCase, make_case, relative_error
-from tests.kernels.shapes import DECODES, RAGGED
+from tests.kernels.shapes import DECODES, RAGGED, WHOLE
 from tests.kernels.test_attention import TOLERANCE, run_decode, run_ragged
 from tests.kernels.test_rope_write import make_case as make_rope_case
 
@@ -55,7 +54,7 @@ def quantized_case(case: AttentionCase, kind: str) -> tuple[AttentionCase, Atten
     return replace(case, k_pages=packed[0], v_pages=packed[1]), wide
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("implementation", WHOLE)
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
@@ -80,7 +79,7 @@ def test_decode_reads_values_times_scales(
     assert relative_error(out, case.expected) <= ROUNDING[kind]
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("implementation", WHOLE)
 @pytest.mark.parametrize(
     ("name", "kind"),
     [("mixed", "int8"), ("sinks", "fp8"), ("page 128", "int8"), ("bfloat16", "int8")],

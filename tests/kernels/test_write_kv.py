@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from swiftjax.kernels import IMPLEMENTATIONS, Implementation, write_kv
+from swiftjax.kernels import Implementation, write_kv
+from tests.kernels.shapes import WHOLE
 
 NUM_PAGES, NUM_KV_HEADS, PAGE_SIZE, HEAD_DIM = 9, 3, 16, 64
 NUM_SLOTS = NUM_PAGES * PAGE_SIZE
@@ -19,7 +20,7 @@ def expected_pages(pages: np.ndarray, tokens: np.ndarray, slots: list[int]) -> n
     return out
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("implementation", WHOLE)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize(
     "slots",

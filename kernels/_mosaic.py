@@ -1,0 +1,136 @@
+"""The seam to Pallas on Mosaic GPU: the only file that imports `pallas.mosaic_gpu`.
+
+A program here is several warpgroups that each run a part of their own and meet at barriers: what
+Triton cannot say, and what a Hopper GPU needs to keep its tensor cores busy. On a CPU kernels run
+in jax's simulation of threads, memories and barriers; that knows neither register layouts nor
+tensor cores, so layouts are left out and products computed plainly there.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from swiftjax.kernels import _triton
+
+# The one architecture that has these instructions in this form (sm_90a).
+CAPABILITY = (9, 0)
+# An H200's; only the order of work depends on it.
+NUM_MULTIPROCESSORS = 132
+
+arrive = plgpu.barrier_arrive
+wait = plgpu.barrier_wait
+copy_in = plgpu.copy_gmem_to_smem
+copy_out = plgpu.copy_smem_to_gmem
+commit = plgpu.commit_smem
+wait_copies_out = plgpu.wait_smem_to_gmem
+set_max_registers = plgpu.set_max_registers
+Barrier = plgpu.Barrier
+
+
+def tiles(shape: tuple[int, ...], dtype: Any) -> Any:
+    """Shared memory laid out as the tensor cores read it."""
+    return plgpu.SMEM(
+        shape, dtype, transforms=(plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
+    )
+
+
+def lines(shape: tuple[int, ...], dtype: Any) -> Any:
+    """Shared memory row by row, of which single rows can be copied."""
+    return plgpu.SMEM(shape, dtype)
+
+
+def num_multiprocessors() -> int:
+    """Programs of a kernel that fills the device with one on each; one in the simulation."""
+    if _triton.is_interpreted():
+        return 1
+    return getattr(jax.devices()[0], "core_count", NUM_MULTIPROCESSORS)
+
+
+def matrix(x: jax.Array) -> jax.Array:
+    """Lay a matrix out over a warpgroup's registers as its products are."""
+    return x if _triton.is_interpreted() else plgpu.layout_cast(x, plgpu.Layout.WGMMA)
+
+
+def column(x: jax.Array) -> jax.Array:
+    """Lay out one number for each row of such a matrix."""
+    if _triton.is_interpreted():
+        return x
+    return plgpu.layout_cast(x, plgpu.Layout.WGMMA.reduce(1))
+
+
+def numbers(shape: tuple[int, int], axis: int) -> jax.Array:
+    """Row or column numbers of a matrix, int32."""
+    return matrix(lax.broadcasted_iota(jnp.int32, shape, axis))
+
+
+def product(a: Any, b: Any, meanwhile: Callable[[], None]) -> jax.Array:
+    """a [R H] times b [C H] transposed, both in shared memory, in float32.
+
+    `meanwhile` runs after the tensor cores got the work and before they are waited for.
+    """
+    shape = (a.shape[0], b.shape[0])
+    if _triton.is_interpreted():
+        out = jnp.dot(a[...], b[...].T, preferred_element_type=jnp.float32)
+        meanwhile()
+        return out
+
+    def run(sums: Any) -> jax.Array:
+        plgpu.wgmma(sums, a, plgpu.transpose_ref(b, (1, 0)))
+        meanwhile()
+        return sums[...]
+
+    return pl.run_scoped(run, plgpu.ACC(shape, jnp.float32))
+
+
+def add_product(sums: jax.Array, a: jax.Array, b: Any) -> jax.Array:
+    """sums [R H] plus a [R C], in registers, times b [C H] in shared memory."""
+    if _triton.is_interpreted():
+        return sums + jnp.dot(a, b[...], preferred_element_type=jnp.float32)
+    return pl.run_state(lambda ref: plgpu.wgmma(ref, a, b))(plgpu.ACC.init(sums))
+
+
+def launch(
+    kernel: Callable[..., None],
+    arguments: Sequence[jax.Array],
+    output: jax.ShapeDtypeStruct,
+    *,
+    scratch: Sequence[Any],
+    num_programs: int,
+    num_warpgroups: int,
+) -> jax.Array:
+    """Run `kernel(*argument_refs, output_ref, *scratch_refs)` in every program.
+
+    `jax.lax.axis_index` tells a "program" and a "warpgroup" their numbers.
+    """
+
+    def body(*refs: Any) -> None:
+        pl.run_scoped(lambda *scoped: kernel(*refs, *scoped), *scratch, collective_axes="warpgroup")
+
+    return plgpu.kernel(
+        body,
+        out_type=output,
+        grid=(num_programs,),
+        grid_names=("program",),
+        num_threads=num_warpgroups,
+        thread_name="warpgroup",
+        # Lane: register layouts are what we say. Those that jax 0.11 infers by itself do not go
+        # together with copies of single rows.
+        compiler_params=plgpu.CompilerParams(
+            approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Lane
+        ),
+        **_simulation(),
+    )(*arguments)
+
+
+def _simulation() -> dict[str, Any]:
+    if not _triton.is_interpreted():
+        return {}
+    # Public since jax 0.11 only.
+    from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
+
+    return {"interpret": InterpretGPUParams()}

@@ -1,0 +1,49 @@
+"""Attention of long chunks on Hopper, in the simulation of a GPU's threads, memories and barriers.
+
+The simulation is slow, so cases are as small as what they show allows. That the kernel compiles,
+and with which registers, stands in `test_compiled.py`.
+"""
+
+import jax
+import numpy as np
+import pytest
+
+from swiftjax.kernels import _mosaic, ragged_attention
+from tests.kernels.attention_case import AttentionCase, Shape, make_case, relative_error
+
+SHAPES = {
+    # Blocks of 128, 4 and 65 rows, trips with and without a mask; the first and the last sequence
+    # are too short for this kernel and are the other one's.
+    "mixed": Shape(
+        sequences=((40, 1), (70, 132), (3, 65), (9, 20)), padding=7,
+        num_kv_heads=1, group=1, head_dim=64, page_size=16, dtype="bfloat16",
+    ),
+    "window": Shape(
+        sequences=((250, 128), (0, 66)), window=40,
+        num_kv_heads=2, group=2, head_dim=128, page_size=128, dtype="float16",
+    ),
+}  # fmt: skip
+TOLERANCE = {"bfloat16": 1e-2, "float16": 2e-3}
+
+
+def attend(case: AttentionCase) -> jax.Array:
+    arrays = (case.q, case.k_pages, case.v_pages, case.page_table)
+    return jax.jit(
+        lambda *arrays: ragged_attention(*arrays, **case.options, implementation="mosaic")
+    )(*arrays, case.query_starts, case.context_lens)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_chunks_equal_dense(name: str) -> None:
+    case = make_case(SHAPES[name])
+    out = attend(case)
+    assert out.dtype == case.q.dtype
+    assert relative_error(out, case.expected) <= TOLERANCE[SHAPES[name].dtype]
+    padding = SHAPES[name].padding
+    assert padding == 0 or not np.asarray(out[-padding:], np.float32).any()
+
+
+def test_two_programs_share_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_mosaic, "num_multiprocessors", lambda: 2)
+    case = make_case(SHAPES["mixed"])
+    assert relative_error(attend(case), case.expected) <= TOLERANCE["bfloat16"]
