@@ -5,9 +5,12 @@ thread of their own, beside the steps. No pages cross to the front end.
 """
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+import msgspec
 
 from swiftjax.engine.link_messages import (
     CloseSession,
@@ -40,6 +43,7 @@ class SessionDesk:
         self._tell = tell
         self._files = ThreadPoolExecutor(1, "swiftjax-session-files")
         self._loading: set[str] = set()  # and not closed meanwhile
+        self._to_save: deque[SaveSession] = deque()  # the first is being written
 
     def obey(self, order: SessionOrder) -> None:
         """Do it, or begin to; what there is to tell is told later, errors too."""
@@ -49,12 +53,19 @@ class SessionDesk:
                 self._pages.close(session)
             case ForkSession(session, fork):
                 self._pages.fork(session, fork)
-            case SaveSession(session, path, state):
-                saved = SavedSession(state, self._pages.save(session, state.token_ids))
-                self._files.submit(self._write, session, Path(path), saved)
+            case SaveSession():
+                self._to_save.append(order)
+                if len(self._to_save) == 1:
+                    self._save_next()
             case LoadSession(session, path):
                 self._loading.add(session)
                 self._files.submit(self._read, session, Path(path))
+
+    def _save_next(self) -> None:
+        """Copy pages and have them written: of one session at a time, or memory would not do."""
+        session, path, state = msgspec.structs.astuple(self._to_save[0])
+        saved = SavedSession(state, self._pages.save(session, state.token_ids))
+        self._files.submit(self._write, session, Path(path), saved)
 
     def _write(self, session: str, path: Path, saved: SavedSession) -> None:
         def write() -> SessionDone:
@@ -62,7 +73,13 @@ class SessionDesk:
             return SessionDone(session)
 
         done = _attempt(session, write)
-        self._call(lambda: self._tell(done))
+        self._call(lambda: self._written(done))
+
+    def _written(self, done: SessionDone) -> None:
+        self._tell(done)
+        self._to_save.popleft()
+        if self._to_save:
+            self._save_next()
 
     def _read(self, session: str, path: Path) -> None:
         found: list[SavedSession] = []

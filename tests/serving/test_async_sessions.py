@@ -17,6 +17,7 @@ from swiftjax.engine.constraint import Constraint
 from swiftjax.engine.grammar import Grammar
 from swiftjax.engine.link_messages import CloseSession
 from swiftjax.engine.request import GenerationConfig
+from swiftjax.engine.session_pages import SavedPages, SessionPages
 from swiftjax.engine.streaming import Streaming
 from swiftjax.errors import (
     EngineDeadError,
@@ -298,6 +299,41 @@ def test_files_are_written_and_read_beside_the_steps(
         restored = await restoring
         assert text_of(restored) == "abcdef" and await answer(restored, FIVE) == "ghijk"
         assert len(engine.sessions) == 3
+
+    run(body)
+
+
+def test_pages_are_copied_for_one_file_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a key could have all its sessions saved at once, and memory would not do."""
+    num_held = most_held = 0
+    save, write = SessionPages.save, session_orders.write_session
+
+    def counted_save(*args: Any) -> SavedPages:
+        nonlocal num_held, most_held
+        num_held += 1
+        most_held = max(most_held, num_held)
+        return save(*args)
+
+    def counted_write(*args: Any) -> None:
+        nonlocal num_held
+        write(*args)
+        num_held -= 1
+
+    monkeypatch.setattr(SessionPages, "save", counted_save)
+    monkeypatch.setattr(session_orders, "write_session", counted_write)
+
+    async def body(engine: AsyncEngine) -> None:
+        sessions = [engine.sessions.open() for _ in range(12)]
+        for session in sessions:
+            await session.append("a")
+        saving = [s.save(tmp_path / str(i)) for i, s in enumerate(sessions)]
+        saving.append(engine.sessions.open().save(tmp_path / "none" / "x"))
+        *done, refused = await asyncio.gather(*saving, return_exceptions=True)
+        assert done == [None] * 12 and isinstance(refused, InvalidRequestError)
+        assert most_held == 1
+        assert len(await engine.sessions.restore(tmp_path / "11")) == 1
 
     run(body)
 
