@@ -16,12 +16,8 @@ from jax.experimental import pallas as pl
 from jaxtyping import Array, Float, Int32
 
 from swiftjax.kernels import _triton, reference, xla_attention
-from swiftjax.kernels.chunk_attention import (
-    BLOCK_Q,
-    MIN_CHUNK,
-    can_attend_chunks,
-    chunk_attention,
-)
+from swiftjax.kernels.chunk_attention import can_attend_chunks, chunk_attention
+from swiftjax.kernels.chunk_work import BLOCK_Q, MIN_CHUNK
 from swiftjax.kernels.implementation import Implementation, check_attention, choose_implementation
 from swiftjax.kernels.page_refs import load_pages, split_page_refs, value_dtype
 from swiftjax.kernels.paged_tile import (
