@@ -7,6 +7,7 @@ import click
 import pytest
 import typer
 
+from benchmarks.card import RUNS, arguments_of
 from swiftjax.cli import app
 from tests.count_lines import ROOT, count, first_reading
 
@@ -33,6 +34,17 @@ def test_commands_have_the_flags_that_are_written(path: Path) -> None:
             continue  # prose
         flags = re.findall(r"(?<![\w-])--[a-z][\w-]*", arguments)
         assert set(flags) <= flags_of(command) | {"--help"}, f"swiftjax {command}"
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_runs_on_a_card_are_commands(name: str) -> None:
+    start, module, first, *rest = arguments_of(RUNS[name], ROOT)[1:]
+    assert start == "-m"
+    if module == "swiftjax.cli":
+        assert first == "bench"
+        with COMMANDS.commands["bench"].commands[rest[0]].make_context(rest[0], rest[1:]):  # type: ignore[attr-defined]
+            return
+    assert module == "pytest" or (ROOT / f"{module.replace('.', '/')}.py").is_file()
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
