@@ -65,11 +65,12 @@ def _trip(
         shared.q.at[warpgroup], shared.keys.at[stage], lambda: _change_places(shared)
     )
     _mosaic.arrive(shared.keys_are_free.at[stage])
-    scores = scores * (chunks.scale * LOG2_E)
     if is_masked:
         scores = jnp.where(is_seen(work, trip, chunks), scores, UNSEEN)
-    before, highest = highest, jnp.maximum(highest, scores.max(axis=1))
-    weight = jnp.exp2(scores - _over_columns(highest, BLOCK_K))
+    # Scaled where that and the difference are one instruction.
+    scale = chunks.scale * LOG2_E
+    before, highest = highest, jnp.maximum(highest, scores.max(axis=1) * scale)
+    weight = jnp.exp2(scores * scale - _over_columns(highest, BLOCK_K))
     shrunk = jnp.exp2(before - highest)
     sums = sums * _over_columns(shrunk, sums.shape[1])
     weights = weights * shrunk + weight.sum(axis=1)
