@@ -134,10 +134,7 @@ class Engine:
         `engine.tokenizer.apply_chat_template` first. Raises InvalidRequestError for any bad prompt
         before the first token of any is computed.
         """
-        given = [p for p in (prompts, input_ids) if p is not None]
-        if len(given) != 1:
-            raise InvalidRequestError("give either prompts or input_ids")
-        items = read_prompts(given[0])
+        items = read_prompts(prompts, input_ids)
         config = self._core.limits.completed(generation_config or GenerationConfig())
         requests = [self._maker.make(p, config, options) for p in items]
         request_ids = self._submit_all(requests, items)

@@ -52,11 +52,14 @@ class RequestMaker:
         )
 
 
-def read_prompts(prompts: object) -> list[Prompt]:
+def read_prompts(prompts: object, input_ids: object) -> list[Prompt]:
     """One prompt or several, as a list; an array of ids counts as one prompt for every row.
 
-    Raises InvalidRequestError for anything else.
+    Raises InvalidRequestError for anything else, and unless one of the two is given.
     """
+    if (prompts is None) == (input_ids is None):
+        raise InvalidRequestError("give either prompts or input_ids")
+    prompts = input_ids if prompts is None else prompts
     if isinstance(prompts, str):
         return [prompts]
     items = prompts.tolist() if isinstance(prompts, np.ndarray) else prompts
