@@ -66,15 +66,19 @@ def settings(packages: Path) -> dict[str, str]:
 
 
 def compile_for(
-    target: Target, f: Callable[..., Any], *specs: Any, donate: tuple[int, ...] = ()
+    target: Target,
+    f: Callable[..., Any],
+    *specs: Any,
+    donate: tuple[int, ...] = (),
+    options: dict[str, Any] | None = None,
 ) -> Compiled:
-    """Compile `jit(f)` for arguments of these shapes; raises what the compiler does."""
+    """Compile `jit(f)` for arguments of these shapes, with XLA flags; raises what XLA does."""
     sharding = SingleDeviceSharding(_device(target))
     jitted = jax.jit(f, in_shardings=sharding, out_shardings=sharding, donate_argnums=donate)
     with as_on(target), tempfile.TemporaryDirectory() as folder, _mosaic_tells(folder):
         lowered = jitted.trace(*specs).lower(lowering_platforms=("cuda",))
         with _standard_error(Path(folder) / "log") as log:
-            compiled = lowered.compile({"xla_dump_to": folder})
+            compiled = lowered.compile({**(options or {}), "xla_dump_to": folder})
         (thunks,) = Path(folder).glob("*thunk_sequence.txt")
         mosaic = "".join(path.read_text() for path in sorted(Path(folder).glob("*.ptxas")))
         ptx = [path.read_text() for path in sorted(Path(folder).glob("*.ptx"))]
