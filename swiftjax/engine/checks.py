@@ -39,6 +39,8 @@ def check_label(name: str, value: object) -> None:
         raise InvalidRequestError(
             f"{name} has {len(value)} characters; at most {MAX_LABEL_CHARS} are taken"
         )
+    if value.isprintable():  # as nearly all are: nothing to look for
+        return
     unfit = [char for char in value if unicodedata.category(char) in _UNFIT]
     if unfit:
         raise InvalidRequestError(
