@@ -19,7 +19,13 @@ from unittest import mock
 
 import jax
 from jax.experimental import topologies
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import (
+    AbstractDevice,
+    AbstractMesh,
+    AxisType,
+    SingleDeviceSharding,
+    use_abstract_mesh,
+)
 
 from benchmarks.gpu_targets import Target
 from swiftjax.kernels import _triton
@@ -95,7 +101,10 @@ def compile_for(
 @contextmanager
 def as_on(target: Target) -> Iterator[None]:
     """Kernels are made as they would be where this GPU is the default device."""
+    device = AbstractDevice(device_kind=target.name, num_cores=target.cores, platform="gpu")
+    mesh = AbstractMesh((1,), ("x",), (AxisType.Auto,), abstract_device=device)
     with (
+        use_abstract_mesh(mesh),  # what Pallas asks for the device
         mock.patch.object(_triton, "is_interpreted", lambda: False),
         mock.patch.object(_triton, "capability", lambda: target.capability),
     ):
