@@ -6,10 +6,10 @@ stream, which aborts the request.
 """
 
 import asyncio
-import time
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import replace
 from functools import partial
+from time import monotonic
 from typing import cast
 
 from swiftjax.engine.checks import check_count
@@ -23,6 +23,7 @@ from swiftjax.serving.merging import MAX_ANSWERS, Outputs, merge
 from swiftjax.serving.metrics import Metrics
 from swiftjax.serving.options import read_generation_config, read_request_options
 from swiftjax.serving.pacing import until_all_are_made
+from swiftjax.serving.patience import Patience, patience
 from swiftjax.serving.proto import swiftjax_pb2 as pb
 from swiftjax.serving.proto import swiftjax_pb2_grpc as pb_grpc
 from swiftjax.serving.served import Served
@@ -41,11 +42,13 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
         """Write what the engine streams; everything since the last write is one message."""
         stream = await self._stream(request, context)
         with_logprobs = request.output.HasField("logprobs")
-        async with aclosing(stream):
+        async with self._patience() as patient, aclosing(stream):
             async for output in stream:
                 response = messages.write_output(output, with_logprobs=with_logprobs)
                 await until_all_are_made()
+                patient.since = monotonic()
                 await context.write(response)
+                patient.since = None
 
     async def GenerateBatch(self, request: pb.GenerateBatchRequest, context: Context) -> None:
         """Write what all the streams bring, as it comes."""
@@ -55,14 +58,18 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
         # A request without an n has one answer, and n is checked with the others.
         check_count("answers", sum(max(1, r.sampling.n) for r in requests), MAX_ANSWERS)
         outputs = merge([await self._stream(one, context) for one in requests])
-        async with aclosing(outputs):
+        async with self._patience() as patient, aclosing(outputs):
             async for index, output in outputs:
                 with_logprobs = requests[index].output.HasField("logprobs")
                 response = messages.write_output(output, with_logprobs=with_logprobs)
                 await until_all_are_made()
-                await context.write(
-                    pb.GenerateBatchResponse(request_index=index, response=response)
-                )
+                whole = pb.GenerateBatchResponse(request_index=index, response=response)
+                patient.since = monotonic()
+                await context.write(whole)
+                patient.since = None
+
+    def _patience(self) -> AbstractAsyncContextManager[Patience]:
+        return patience(self.served.engine.reader_limits.max_paused_seconds)
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         """Turn text or a chat into token ids."""
@@ -105,7 +112,7 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
 
     async def _stream(self, request: pb.GenerateRequest, context: Context) -> Outputs:
         """Read a request; what is given back does nothing before it is read."""
-        arrival = time.monotonic()
+        arrival = monotonic()
         engine, model = self.served[:2]
         messages.check_model(request.model, model.name)
         config = read_generation_config(request)
@@ -128,7 +135,7 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
             raise InvalidRequestError("turn_id belongs to the turns of a session: leave it out")
         prompt = await self._read_prompt(request, engine.limits.longest(config.streaming))
         if options.time_limit is not None:
-            left = options.time_limit - (time.monotonic() - arrival)
+            left = options.time_limit - (monotonic() - arrival)
             options = replace(options, time_limit=max(left, 1e-6))
         stream = engine.stream(prompt, config, options=options, **whole)
         return self._watch(stream, request, config)

@@ -20,6 +20,7 @@ from swiftjax.errors import (
     InvalidRequestError,
     NotReadyError,
     QueueFullError,
+    SlowReaderError,
     SwiftJaxError,
 )
 from swiftjax.serving.access_log import log_call
@@ -44,6 +45,8 @@ UNGATED_METHODS = (
 # header is gRPC's own.
 RETRY_PUSHBACK = (("grpc-retry-pushback-ms", "1000"),)
 
+LAST_WORD_SECONDS = 1.0
+
 Context = grpc.aio.ServicerContext
 Behaviour = Callable[[Any, Context], Awaitable[Any]]
 
@@ -56,6 +59,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._keys = keys
         self._metrics = metrics
         self._room = BodyRoom()
+        self._ending: set[asyncio.Task[NoReturn]] = set()
 
     async def intercept_service(
         self,
@@ -129,6 +133,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                         return answer
                 except grpc.aio.InternalError:
                     raise
+                except SlowReaderError as error:
+                    status = self._count(error)
+                    await self._abort_soon(context, method, error)
                 except Exception as error:
                     # Inside, so that a drain waits until the client was told.
                     status = self._count(error)
@@ -144,6 +151,20 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 request_id=request_id or uuid.uuid4().hex,
                 seconds=time.monotonic() - begun,
             )
+
+    async def _abort_soon(self, context: Context, method: str, error: Exception) -> None:
+        """Abort, but do not wait for long: the status is behind what the client does not read."""
+        ending = asyncio.create_task(_abort(context, method, error))
+        self._ending.add(ending)
+        ending.add_done_callback(self._forget)
+        done, _ = await asyncio.wait({ending}, timeout=LAST_WORD_SECONDS)
+        if done:
+            ending.result()  # raises, as grpc's abort does
+
+    def _forget(self, ending: "asyncio.Task[NoReturn]") -> None:
+        self._ending.discard(ending)
+        if not ending.cancelled():
+            ending.exception()  # that of grpc, by which handlers end
 
     def _count(self, error: Exception) -> str:
         self._metrics.count_error(error, "grpc")

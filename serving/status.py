@@ -34,6 +34,7 @@ STATUSES: dict[type[errors.SwiftJaxError], Statuses] = {
     errors.NotFoundError: Statuses(StatusCode.NOT_FOUND, 404, _INVALID, "model_not_found"),
     errors.UnknownSessionError: Statuses(StatusCode.NOT_FOUND, 404, _INVALID, "session_not_found"),
     errors.DeadlineError: Statuses(StatusCode.DEADLINE_EXCEEDED, 504, "timeout_error"),
+    errors.SlowReaderError: Statuses(StatusCode.DEADLINE_EXCEEDED, 504, "timeout_error"),
     errors.QueueFullError: Statuses(
         StatusCode.RESOURCE_EXHAUSTED, 429, "rate_limit_error", "queue_full"
     ),

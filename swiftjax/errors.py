@@ -8,6 +8,7 @@ SwiftJaxError
 ├── NotFoundError          unknown model or request
 │   └── UnknownSessionError    no open session of this id is the caller's
 ├── DeadlineError          the deadline passed while the request was queued or running
+│   └── SlowReaderError        nothing of an answer was taken for long
 ├── QueueFullError         the admission queue is full
 │   └── KeyLimitError          one API key has too many requests at a time
 ├── NotReadyError          loading, warming up or draining
@@ -50,6 +51,10 @@ class UnknownSessionError(NotFoundError):
 
 class DeadlineError(SwiftJaxError):
     """The request's deadline passed while it was queued or running."""
+
+
+class SlowReaderError(DeadlineError):
+    """Nothing of an answer was taken for long."""
 
 
 class QueueFullError(SwiftJaxError):

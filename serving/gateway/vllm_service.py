@@ -26,6 +26,7 @@ from swiftjax.serving.gateway.vllm_messages import AnswerWriter, read_config, re
 from swiftjax.serving.interceptor import Context
 from swiftjax.serving.metrics import Metrics
 from swiftjax.serving.pacing import until_all_are_made
+from swiftjax.serving.patience import patience
 from swiftjax.serving.served import Served
 
 
@@ -58,12 +59,16 @@ class VllmService(pb_grpc.VllmEngineServicer):
         )
         stream = served.watched(stream, "text_completion", config)
         with self._remembered(request.request_id):
-            async with aclosing(self._metrics.watch(stream, "vllm", config.n)) as outputs:
+            outputs = self._metrics.watch(stream, "vllm", config.n)
+            paused = engine.reader_limits.max_paused_seconds
+            async with patience(paused) as patient, aclosing(outputs):
                 async for output in outputs:
                     responses = writer.write(output)
                     await until_all_are_made()
+                    patient.since = time.monotonic()
                     for response in responses:
                         await context.write(response)
+                    patient.since = None
 
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
         """End requests of this caller between two steps; all other ids are ignored."""

@@ -1,22 +1,20 @@
 """What the engine streams as server-sent events. Closed early, it closes the engine's streams."""
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from time import monotonic
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from swiftjax.engine.request import StreamOutput
+from swiftjax.errors import SlowReaderError
 from swiftjax.serving.http.errors import ClientGone, ErrorReply
 from swiftjax.serving.http.events import END, EventWriter, event
 from swiftjax.serving.http.writing import AnswerWriter
 from swiftjax.serving.merging import Indexed
 from swiftjax.serving.pacing import until_all_are_made
-
-# A client that takes nothing for this long is taken for gone. (Its request was aborted before.)
-SEND_SECONDS = 60.0
+from swiftjax.serving.patience import patience
 
 
 class EventStream(Response):
@@ -47,16 +45,22 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events; cancelled when the client goes away."""
-        async with _patience() as patience, aclosing(self._rest):
-            patience.since = monotonic()
+        try:
+            await self._send(send)
+        except SlowReaderError:
+            raise ClientGone from None
+
+    async def _send(self, send: Send) -> None:
+        async with patience() as patient, aclosing(self._rest):
+            patient.since = monotonic()
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             async with aclosing(self._events()) as events:
                 async for data in events:
                     await until_all_are_made()
-                    patience.since = monotonic()
+                    patient.since = monotonic()
                     await send({"type": "http.response.body", "body": data, "more_body": True})
-                    patience.since = None
-            patience.since = monotonic()
+                    patient.since = None
+            patient.since = monotonic()
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _events(self) -> AsyncGenerator[bytes, None]:
@@ -73,39 +77,3 @@ class EventStream(Response):
         if self._include_usage:
             yield self._events_of.usage()
         yield END
-
-
-class _Patience:
-    """Ends an answer of which a client takes nothing for SEND_SECONDS.
-
-    Looks now and then: a timer for every event would take as long as the event.
-    """
-
-    def __init__(self, limit: asyncio.Timeout) -> None:
-        self.since: float | None = None  # when what is being sent was given to the client
-        self._limit = limit
-        self._look()
-
-    def _look(self) -> None:
-        if self.since is not None and monotonic() - self.since >= SEND_SECONDS:
-            self._limit.reschedule(0.0)
-        else:
-            loop = asyncio.get_running_loop()
-            self._next = loop.call_later(SEND_SECONDS / 10, self._look)
-
-    def stop(self) -> None:
-        """Look no more."""
-        self._next.cancel()
-
-
-@asynccontextmanager
-async def _patience() -> AsyncGenerator[_Patience, None]:
-    try:
-        async with asyncio.timeout(None) as limit:
-            patience = _Patience(limit)
-            try:
-                yield patience
-            finally:
-                patience.stop()
-    except TimeoutError:
-        raise ClientGone from None

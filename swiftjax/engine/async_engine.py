@@ -60,7 +60,7 @@ class AsyncEngine:
         """
         self.tokenizer = tokenizer
         self.limits = limits
-        self._reader_limits = reader_limits or ReaderLimits()
+        self.reader_limits = reader_limits or ReaderLimits()
         self._link = link
         self._watch = watch
         self._grammars = GrammarCompiler(
@@ -227,7 +227,7 @@ class AsyncEngine:
             if turn is not None:
                 turn.fall_silent()
             raise
-        mailbox = Mailbox(request, self._link, self._reader_limits, turn)
+        mailbox = Mailbox(request, self._link, self.reader_limits, turn)
         self._mailboxes[request.request_id] = mailbox
         self._link.submit(request)
         return AnswerReader(answer, request, mailbox, self._link, timeout)

@@ -1,13 +1,15 @@
 """Large requests, however many connections send them: bounded in memory over both protocols."""
 
 import asyncio
+import contextvars
 
 import grpc
 import pytest
 
-from swiftjax.errors import QueueFullError
+from swiftjax.errors import KeyLimitError, QueueFullError
 from swiftjax.serving import body_room
 from swiftjax.serving.body_room import BodyRoom
+from swiftjax.serving.caller import Caller, set_caller
 from swiftjax.serving.proto import swiftjax_pb2 as pb
 from tests.serving.harness import LONG_TEXT, make_core, status_of, until
 from tests.serving.harness import serving as serving_grpc
@@ -26,6 +28,23 @@ def test_what_is_held_is_given_back_whatever_happens() -> None:
     assert room.num_bytes == 0
     with room.holding():
         pass
+    assert not room.by_key
+
+
+def test_one_key_has_half_of_the_room() -> None:
+    room = BodyRoom(10)
+
+    def ask(name: str, num_bytes: int) -> None:
+        set_caller(Caller(name))
+        with room.holding(num_bytes):
+            if name == "me":
+                contextvars.copy_context().run(ask, "they", 5)
+                room.check(0, "me")
+
+    contextvars.copy_context().run(ask, "me", 5)
+    with pytest.raises(KeyLimitError, match="5 are taken"):
+        contextvars.copy_context().run(ask, "me", 6)
+    assert not room.by_key and room.num_bytes == 0
 
 
 def test_http_bodies_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from swiftjax.engine.mailbox import Mailbox
 from swiftjax.engine.request import GenerationConfig, StepOutput, StreamOutput
 from swiftjax.engine.streaming import Streaming
 from swiftjax.errors import InvalidRequestError
+from swiftjax.serving import patience
 from swiftjax.serving.proto import swiftjax_pb2 as pb
 from swiftjax.serving.proto import swiftjax_pb2_grpc as pb_grpc
 from tests.fakes import FakePending, FakeRunner, count_up, make_request
@@ -163,6 +164,32 @@ def test_over_grpc_a_client_that_stops_reading_is_aborted() -> None:
                 last = [message async for message in messages][-1]
         assert last.finish_reason == pb.FINISH_REASON_ABORT
         assert 0 < last.usage.output_tokens < 1000
+
+    asyncio.run(main())
+
+
+def test_over_grpc_a_client_that_takes_nothing_for_long_is_let_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else a drain would wait for it, and what it had sent would lie in memory for ever."""
+    monkeypatch.setattr(patience, "SEND_SECONDS", 0.5)
+
+    async def main() -> None:
+        core = make_core(max_model_len=20_000, num_pages=5_000)
+        core._runner = LongTexts(VOCAB_SIZE)
+        readers = ReaderLimits(max_unread_tokens=LIMIT, max_paused_seconds=0.2)
+        async with serving(core, readers) as service:
+            small = (("grpc.http2.bdp_probe", 0),)
+            async with grpc.aio.insecure_channel(service.server.address, small) as channel:
+                stop = pb.StopOptions(max_new_tokens=15_000, ignore_eos=True)
+                request = pb.GenerateRequest(text="a", stop=stop)
+                messages = aiter(pb_grpc.GenerationServiceStub(channel).Generate(request))
+                await anext(messages)
+                await until(service.is_idle)
+                assert await service.server.drain("over", 5)  # it is not inside any more
+                with pytest.raises(grpc.aio.AioRpcError):
+                    async for _ in messages:
+                        pass
 
     asyncio.run(main())
 

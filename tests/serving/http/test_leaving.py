@@ -10,7 +10,7 @@ from contextlib import aclosing
 import pytest
 
 from swiftjax.config import ReaderLimits
-from swiftjax.serving.http import streams
+from swiftjax.serving import patience
 from swiftjax.serving.merging import merge
 from tests.serving.harness import VOCAB_SIZE, make_core, until
 from tests.serving.http.harness import HttpService, Json, run, serving
@@ -100,7 +100,7 @@ def test_clients_that_leave_at_random_moments_leave_nothing_behind(
 def test_p9_client_that_stops_reading_is_aborted_and_then_let_go(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(streams, "SEND_SECONDS", 0.5)
+    monkeypatch.setattr(patience, "SEND_SECONDS", 0.5)
 
     async def main() -> None:
         core = make_core(max_model_len=20_000, num_pages=100_000, max_num_seqs=16)
