@@ -144,6 +144,9 @@ def serve(
     It is ready (grpc.health.v1, GET /ready) once every step is compiled. The first signal lets
     running calls finish, a second one ends the server at once.
     """
+    if 0 < max_silent_seconds < 1:
+        text = f"{max_silent_seconds:g} s is less than a step may take: give at least 1, or 0"
+        raise typer.BadParameter(text, param_hint="--max-silent-seconds")
     config = EngineConfig(
         model_path=model,
         load_format=load_format,

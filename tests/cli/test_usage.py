@@ -58,6 +58,7 @@ def test_help_loads_neither_jax_nor_grpc() -> None:
         ["serve", "m", "--grpc-port", "70000"],
         ["serve", "m", "--unknown"],
         ["serve", "m", "--policy", "lottery"],
+        ["serve", "m", "--max-silent-seconds", "0.5"],
         ["replay", "--requests", "0"],
     ],
 )
