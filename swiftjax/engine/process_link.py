@@ -7,7 +7,6 @@ reading and writing. The other end is `engine_process.py`.
 
 import asyncio
 import logging
-import signal
 import socket
 import subprocess
 import threading
@@ -18,6 +17,7 @@ from typing import cast
 
 from swiftjax.engine.core import CoreStats
 from swiftjax.engine.engine_link import Receiver
+from swiftjax.engine.exit_status import how_it_ended
 from swiftjax.engine.link_messages import (
     Abort,
     Close,
@@ -211,7 +211,7 @@ class ProcessLink(asyncio.Protocol):
 
     def _watch_end(self) -> None:
         try:
-            how = _how_it_ended(self._process.wait(HANG_UP_SECONDS))
+            how = how_it_ended(self._process.wait(HANG_UP_SECONDS))
         except subprocess.TimeoutExpired:
             self._process.kill()
             how = "it hung up"  # `close` waits for the rest, which may be long: it frees memory
@@ -247,10 +247,3 @@ class ProcessLink(asyncio.Protocol):
             self._is_alive = False
         if self._receive is not None:
             self._receive(news)
-
-
-def _how_it_ended(status: int) -> str:
-    if status >= 0:
-        return f"status {status}"
-    names = {number.value: number.name for number in signal.Signals}
-    return f"killed by {names.get(-status, f'signal {-status}')}"

@@ -3,7 +3,8 @@
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 from unittest.mock import call, create_autospec
 
@@ -22,7 +23,15 @@ from swiftjax.serving import patience
 from swiftjax.serving.proto import swiftjax_pb2 as pb
 from swiftjax.serving.proto import swiftjax_pb2_grpc as pb_grpc
 from tests.fakes import FakePending, FakeRunner, count_up, make_request
-from tests.serving.harness import LONG_ID, VOCAB_SIZE, make_core, make_engine, serving, until
+from tests.serving.harness import (
+    LONG_ID,
+    VOCAB_SIZE,
+    Service,
+    make_core,
+    make_engine,
+    serving,
+    until,
+)
 
 LONG = GenerationConfig(max_new_tokens=2000, ignore_eos=True)
 LIMIT = 32
@@ -146,22 +155,29 @@ class LongTexts(FakeRunner):
         return FakePending([LONG_ID] * len(batch.sample_rows))
 
 
+@asynccontextmanager
+async def stopped_reader(max_paused_seconds: float) -> AsyncIterator[tuple[Service, Any]]:
+    """A server, and what is left of an answer of which a client read the first message only."""
+    core = make_core(max_model_len=20_000, num_pages=5_000)
+    core._runner = LongTexts(VOCAB_SIZE)
+    readers = ReaderLimits(max_unread_tokens=LIMIT, max_paused_seconds=max_paused_seconds)
+    async with serving(core, readers) as service:
+        # Fills up at 64 KiB; by default the client's side would take some megabytes first.
+        small = (("grpc.http2.bdp_probe", 0),)
+        async with grpc.aio.insecure_channel(service.server.address, small) as channel:
+            stop = pb.StopOptions(max_new_tokens=15_000, ignore_eos=True)
+            request = pb.GenerateRequest(text="a", stop=stop)
+            messages = aiter(pb_grpc.GenerationServiceStub(channel).Generate(request))
+            await anext(messages)
+            yield service, messages
+
+
 def test_over_grpc_a_client_that_stops_reading_is_aborted() -> None:
     async def main() -> None:
-        core = make_core(max_model_len=20_000, num_pages=5_000)
-        core._runner = LongTexts(VOCAB_SIZE)
-        readers = ReaderLimits(max_unread_tokens=LIMIT, max_paused_seconds=0.3)
-        async with serving(core, readers) as service:
-            # Fills up at 64 KiB; by default the client's side would take some megabytes first.
-            small = (("grpc.http2.bdp_probe", 0),)
-            async with grpc.aio.insecure_channel(service.server.address, small) as channel:
-                stop = pb.StopOptions(max_new_tokens=15_000, ignore_eos=True)
-                request = pb.GenerateRequest(text="a", stop=stop)
-                messages = aiter(pb_grpc.GenerationServiceStub(channel).Generate(request))
-                await anext(messages)
-                await until(lambda: service.engine.stats().num_waiting == 1)
-                await until(service.is_idle)
-                last = [message async for message in messages][-1]
+        async with stopped_reader(0.3) as (service, messages):
+            await until(lambda: service.engine.stats().num_waiting == 1)
+            await until(service.is_idle)
+            last = [message async for message in messages][-1]
         assert last.finish_reason == pb.FINISH_REASON_ABORT
         assert 0 < last.usage.output_tokens < 1000
 
@@ -175,21 +191,13 @@ def test_over_grpc_a_client_that_takes_nothing_for_long_is_let_go(
     monkeypatch.setattr(patience, "SEND_SECONDS", 0.5)
 
     async def main() -> None:
-        core = make_core(max_model_len=20_000, num_pages=5_000)
-        core._runner = LongTexts(VOCAB_SIZE)
-        readers = ReaderLimits(max_unread_tokens=LIMIT, max_paused_seconds=0.2)
-        async with serving(core, readers) as service:
-            small = (("grpc.http2.bdp_probe", 0),)
-            async with grpc.aio.insecure_channel(service.server.address, small) as channel:
-                stop = pb.StopOptions(max_new_tokens=15_000, ignore_eos=True)
-                request = pb.GenerateRequest(text="a", stop=stop)
-                messages = aiter(pb_grpc.GenerationServiceStub(channel).Generate(request))
-                await anext(messages)
-                await until(service.is_idle)
-                assert await service.server.drain("over", 5)  # it is not inside any more
-                with pytest.raises(grpc.aio.AioRpcError):
-                    async for _ in messages:
-                        pass
+        async with stopped_reader(0.2) as (service, messages):
+            await until(service.is_idle)
+            assert await service.server.drain("over", 5)  # it is not inside any more
+            with pytest.raises(grpc.aio.AioRpcError) as ended:
+                async for _ in messages:
+                    pass
+            assert ended.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
 
     asyncio.run(main())
 
