@@ -91,8 +91,8 @@ class SessionPages:
         num_pages = -(-known // size) - kept.num_dropped
         is_there = self._store.fetch_copy(key)
         chunks = tuple(self._store.read_copy(key, num_pages)) if is_there else ()
-        if own:
-            self._store.move(PageMoves(drop=(_TO_SAVE,)))
+        # Also where nothing is to be dropped: what was fetched is let go.
+        self._store.move(PageMoves(drop=(_TO_SAVE,) if own else ()))
         if not is_there:
             return nothing
         return SavedPages(fingerprint, size, known, kept.num_dropped, kept.salt, num_pages, chunks)

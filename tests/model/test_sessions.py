@@ -177,6 +177,7 @@ def test_lost_files_of_pages_are_computed_again(
                 copy._file = cast(Any, open(os.devnull, "ab"))  # noqa: SIM115
             file = tmp_path / "talk"
             session.save(file)  # without pages, which is no less of a session
+            assert not copies._fetched
             answer = session.generate(TEN)
             assert answer.num_cached_tokens == 0 and want == [*tokens, *answer.token_ids]
             with engine.restore_session(file) as restored:
