@@ -3,19 +3,21 @@
     python -m benchmarks.attention_tiles                    # on a GPU: times them, checks each
     python -m benchmarks.deviceless PACKAGES -m benchmarks.attention_tiles --needs    # without one
 
-A tile that fails is told and left out. Results go to standard output; benchmarks/NOTES.md keeps
-what was learnt.
+A tile that fails is told and left out. Records go to results/<gpu>/candidates.json.
 """
 
 import argparse
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from benchmarks.gpu_targets import TARGETS
+from swiftjax.bench.records import ROOT, Figure, Run, machine_name, make_record, write_records
 from swiftjax.kernels import _triton, measure
 from swiftjax.kernels.ragged_attention import RaggedConfig, block_attention
 
@@ -48,22 +50,26 @@ def told(config: RaggedConfig) -> str:
     return f"{config.rows} x {config.block_k}, {launch}{', fused' if config.fused else ''}"
 
 
-def print_times() -> None:
+def measured() -> Iterator[Figure]:
     """Time every tile on this GPU, the chosen one first."""
     ceilings = measure.measure_ceilings()
     shape = (5120, measure.NUM_KV_HEADS, measure.PAGE_SIZE, measure.HEAD_DIM)
     pools = [jax.random.normal(jax.random.key(i), shape, jnp.bfloat16) for i in range(2)]
-    for name in WORKLOADS:
-        for config in candidates():
-            try:
-                timed = measure.measure_ragged(
-                    pools, name, measure.RAGGED[name], ceilings, attend_with(config)
-                )
-            except Exception as error:  # a tile that does not compile is a result too
-                print(f"{name:14} {told(config):34} {str(error)[:90]}", flush=True)
-                continue
-            figures = f"{timed.microseconds:8.1f} us {timed.value:6.0f} TFLOP/s"
-            print(f"{name:14} {told(config):34} {figures} error {timed.error:.1e}", flush=True)
+    for name, config in itertools.product(WORKLOADS, candidates()):
+        try:
+            timed = measure.measure_ragged(
+                pools, name, measure.RAGGED[name], ceilings, attend_with(config)
+            )
+        except Exception as error:  # a tile that does not compile is a result too
+            print(f"{name:14} {told(config):34} {str(error)[:90]}", flush=True)
+            continue
+        figures = f"{timed.microseconds:8.1f} us {timed.value:6.0f} TFLOP/s"
+        print(f"{name:14} {told(config):34} {figures} error {timed.error:.1e}", flush=True)
+        yield Figure(
+            workload=name, batch=timed.batch, context=timed.context, value=timed.value,
+            unit=timed.unit, spread=timed.spread, limit=timed.limit,
+            details={"implementation": told(config), "error": float(f"{timed.error:.2g}")},
+        )  # fmt: skip
 
 
 def print_needs() -> None:
@@ -92,7 +98,21 @@ def prompt_specs() -> tuple[Any, ...]:
     return (q, pages, pages, *(spec(s, jnp.int32) for s in ((1, 128), (2,), (1,))))
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Print and write what is found."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--needs", action="store_true", help="compile only, for an H200")
-    print_needs() if parser.parse_args().needs else print_times()
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
+    arguments = parser.parse_args()
+    if arguments.needs:
+        print_needs()
+        return
+    run = Run(
+        model="llama3-8b heads", dtype="bfloat16", command="python -m benchmarks.attention_tiles"
+    )
+    records = [make_record(figure, run) for figure in measured()]
+    write_records(arguments.out / machine_name() / "candidates.json", records)
+
+
+if __name__ == "__main__":
+    main()

@@ -27,6 +27,8 @@ RUNS = {
     "offline": f"{OFFLINE} --workload W3 --workload W2 --workload W1 --workload idle",
     "prefill-mosaic": f"{OFFLINE} --implementation mosaic --workload W2 --workload W3",
     "prefill-cudnn": f"{OFFLINE} --prompt-attention cudnn --workload W2",
+    "tiles": "python -m benchmarks.attention_tiles",
+    "layers": "python -m benchmarks.decode_layers",
     "start": f"swiftjax bench startup {DUMMY} --max-batch-size 256 {LIMITS}",
     "deterministic": (
         f"swiftjax bench offline {DUMMY} --deterministic --max-batch-size 256 "

@@ -10,8 +10,10 @@ rotation adds up the parts of its own product. Shapes are those of Llama-3-8B.
 
 import argparse
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -22,6 +24,7 @@ from jaxtyping import Array, Float
 
 from benchmarks.gpu_targets import TARGETS
 from swiftjax import kernels
+from swiftjax.bench.records import ROOT, Figure, Run, machine_name, make_record, write_records
 from swiftjax.kernels import _triton
 from swiftjax.kernels.paged_tile import Ref, pl_range
 from swiftjax.kernels.rope_write import rotate_rows
@@ -198,10 +201,10 @@ def print_counts() -> None:
             print(f"B={num_seqs:3} {name:22} {at[2] - at[1]:2} {names[at[1] : at[2]]}", flush=True)
 
 
-def print_times(num_layers: int) -> None:
-    """Microseconds a layer, weights and pages of every layer its own, and the spread of rounds.
+def measured(num_layers: int) -> Iterator[Figure]:
+    """Microseconds a layer, weights and pages of every layer its own.
 
-    Beside it how far the result is from that of the first form.
+    With how far the result is from that of the first form.
     """
     for num_seqs in BATCHES:
         x, layers, pools, rows, last = fill(Widths(), num_layers, num_seqs, jnp.bfloat16)
@@ -221,11 +224,27 @@ def print_times(num_layers: int) -> None:
             times.sort()
             figures = f"{times[ROUNDS // 2]:6.1f} us ({times[0]:.1f}-{times[-1]:.1f})"
             print(f"B={num_seqs:3} {name:22} {figures} off by {float(gap / size):.1e}", flush=True)
+            yield Figure(
+                workload="decode layer", batch=num_seqs, context=CONTEXT, unit="us/layer",
+                value=times[ROUNDS // 2], spread=(times[0], times[-1]),
+                details={"implementation": name},
+            )  # fmt: skip
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Print and write what is found."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", action="store_true", help="compile only, for an H200")
     parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
     arguments = parser.parse_args()
-    print_counts() if arguments.count else print_times(arguments.layers)
+    if arguments.count:
+        print_counts()
+        return
+    run = Run(model="llama3-8b", dtype="bfloat16", command="python -m benchmarks.decode_layers")
+    records = [make_record(figure, run) for figure in measured(arguments.layers)]
+    write_records(arguments.out / machine_name() / "candidates.json", records)
+
+
+if __name__ == "__main__":
+    main()

@@ -25,6 +25,7 @@ _IDENTITY = (
     "quant_type",
     "kv_cache_dtype",
     "overlap",
+    "prompt_attention",
     "outputs",
 )
 
