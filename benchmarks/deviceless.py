@@ -30,8 +30,6 @@ from jax.sharding import (
 from benchmarks.gpu_targets import Target
 from swiftjax.kernels import _triton
 
-PTX_COUNTED = ("wgmma.mma_async", "mma.sync", "cp.async.cg", "ld.local", "st.local")
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kernel:

@@ -61,9 +61,9 @@ def check_prompt_attention(
             "deterministic and prompt_attention cudnn are both set: a prompt's bits would depend "
             "on whether it is alone, so leave one of the two out"
         )
-    if implementation != "triton":
+    if implementation in ("reference", "xla"):
         raise UnsupportedError(
-            f"prompt_attention cudnn goes with the 'triton' kernels, and this engine has "
+            f"prompt_attention cudnn goes with the kernels of a GPU, and this engine has "
             f"{implementation!r}: leave it out"
         )
     try:
