@@ -18,6 +18,7 @@ from swiftjax.config import EngineConfig, ReaderLimits, SessionLimits
 if TYPE_CHECKING:
     from swiftjax.cli.served_engines import ServedEngines
     from swiftjax.serving.listeners import Listen
+    from swiftjax.serving.tracing import Tracer
 
 
 MaxQueueLen = Annotated[
@@ -148,73 +149,59 @@ def serve(
         text = f"{max_silent_seconds:g} s is less than a step may take: give at least 1, or 0"
         raise typer.BadParameter(text, param_hint="--max-silent-seconds")
     config = EngineConfig(
-        model_path=model,
-        load_format=load_format,
-        dtype=dtype,
-        quantization=opt.quantization(quant_type),
-        kv_cache_dtype=kv_cache_dtype,
-        max_model_len=max_model_len,
-        max_batch_size=max_num_seqs,
-        max_total_token_num=max_total_token_num,
-        max_num_batched_tokens=max_num_batched_tokens,
-        page_size=page_size,
-        gpu_memory_utilization=gpu_memory_utilization,
-        implementation=implementation,
-        chat_template=read_chat_template(chat_template),
-        max_queue_len=max_queue_len,
-        policy=parse_policy(policy),
-        victim_policy=victim_policy,
-        min_batch_size=min_batch_size,
-        max_wait_ms=max_wait_ms,
-        prefix_cache=not no_prefix_cache,
-        deterministic=deterministic,
-        prompt_attention=prompt_attention,
-        streaming=streaming,
-        streaming_window=streaming_window,
-        streaming_sink=streaming_sink,
-        swap_space_gib=swap_space_gib,
-        trace=trace,
+        model_path=model, load_format=load_format, dtype=dtype,
+        quantization=opt.quantization(quant_type), kv_cache_dtype=kv_cache_dtype,
+        max_model_len=max_model_len, max_batch_size=max_num_seqs,
+        max_total_token_num=max_total_token_num, max_num_batched_tokens=max_num_batched_tokens,
+        page_size=page_size, gpu_memory_utilization=gpu_memory_utilization,
+        implementation=implementation, prompt_attention=prompt_attention,
+        chat_template=read_chat_template(chat_template), max_queue_len=max_queue_len,
+        policy=parse_policy(policy), victim_policy=victim_policy, min_batch_size=min_batch_size,
+        max_wait_ms=max_wait_ms, prefix_cache=not no_prefix_cache, deterministic=deterministic,
+        streaming=streaming, streaming_window=streaming_window, streaming_sink=streaming_sink,
+        swap_space_gib=swap_space_gib, trace=trace,
         sessions=SessionLimits(
-            folder=None if session_dir is None else str(session_dir),
-            host_gib=session_host_gib,
-            disk_gib=session_disk_gib,
-            max_open=max_sessions,
-            owner_share=session_share_per_key,
+            folder=None if session_dir is None else str(session_dir), host_gib=session_host_gib,
+            disk_gib=session_disk_gib, max_open=max_sessions, owner_share=session_share_per_key,
             saved_gib=session_saved_gib,
         ),
         readers=ReaderLimits(
             max_unread_tokens=max_unread_tokens, max_paused_seconds=max_paused_seconds
         ),
-    )
+    )  # fmt: skip
     listen = at.read_listen(
-        host=host,
-        port=port,
-        grpc_port=grpc_port,
-        api_keys=api_key or [],
-        api_key_file=api_key_file,
-        insecure=insecure,
-        allowed_origins=allowed_origins,
-        tls_cert=tls_cert,
-        tls_key=tls_key,
-        tls_client_ca=tls_client_ca,
-    )
+        host=host, port=port, grpc_port=grpc_port, api_keys=api_key or [],
+        api_key_file=api_key_file, insecure=insecure, allowed_origins=allowed_origins,
+        tls_cert=tls_cert, tls_key=tls_key, tls_client_ca=tls_client_ca,
+    )  # fmt: skip
+    _set_up_log(log_format, quiet=quiet)
+    from swiftjax.cli.served_engines import ServedEngines
+    from swiftjax.serving.quota import Quota
+
+    quota = None if max_requests_per_key is None else Quota(max_requests_per_key)
+    beside = {
+        "tool_parser": tool_call_parser,
+        "tracer": _make_tracer(otlp_endpoint),
+        "quota": quota,
+    }
+    engines = ServedEngines(config, policy=policy, quiet=quiet, beside=beside)
+    raise typer.Exit(_run(engines, listen, drain_seconds, max_restarts, max_silent_seconds))
+
+
+def _set_up_log(log_format: Literal["text", "json"], *, quiet: bool) -> None:
     if log_format == "json":
         write_json_lines()
     log = logging.getLogger("swiftjax")
     if not quiet and log.level > logging.INFO:
         log.setLevel(logging.INFO)  # what an operator wants to know of a start, in the same place
-    tracer = None
-    if otlp_endpoint is not None:
-        from swiftjax.serving.tracing import make_tracer
 
-        tracer = make_tracer(otlp_endpoint)
-    from swiftjax.cli.served_engines import ServedEngines
-    from swiftjax.serving.quota import Quota
 
-    quota = None if max_requests_per_key is None else Quota(max_requests_per_key)
-    beside = {"tool_parser": tool_call_parser, "tracer": tracer, "quota": quota}
-    engines = ServedEngines(config, policy=policy, quiet=quiet, beside=beside)
-    raise typer.Exit(_run(engines, listen, drain_seconds, max_restarts, max_silent_seconds))
+def _make_tracer(endpoint: str | None) -> "Tracer | None":
+    if endpoint is None:
+        return None
+    from swiftjax.serving.tracing import make_tracer
+
+    return make_tracer(endpoint)
 
 
 def _run(
