@@ -84,14 +84,15 @@ def product(a: Any, b: Any, meanwhile: Callable[[], None]) -> jax.Array:
         meanwhile()
         return sums[...]
 
-    return pl.run_scoped(run, plgpu.ACC(shape, jnp.float32))
+    return pl.run_scoped(run, plgpu.WGMMAAccumulatorRef(shape, jnp.float32))
 
 
 def add_product(sums: jax.Array, a: jax.Array, b: Any) -> jax.Array:
     """sums [R H] plus a [R C], in registers, times b [C H] in shared memory."""
     if _triton.is_interpreted():
         return sums + jnp.dot(a, b[...], preferred_element_type=jnp.float32)
-    return pl.run_state(lambda ref: plgpu.wgmma(ref, a, b))(plgpu.ACC.init(sums))
+    run: Any = pl.run_state(lambda ref: plgpu.wgmma(ref, a, b))
+    return run(plgpu.WGMMAAccumulatorRef.init(sums))
 
 
 def launch(

@@ -67,7 +67,7 @@ def _trip(
     _mosaic.arrive(shared.keys_are_free.at[stage])
     if is_masked:
         scores = jnp.where(is_seen(work, trip, chunks), scores, UNSEEN)
-    # Scaled where that and the difference are one instruction.
+    # Scaled where that and the difference are one instruction, from jax 0.11 on.
     scale = chunks.scale * LOG2_E
     before, highest = highest, jnp.maximum(highest, scores.max(axis=1) * scale)
     weight = jnp.exp2(scores * scale - _over_columns(highest, BLOCK_K))
