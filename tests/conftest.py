@@ -3,6 +3,8 @@
 Compiled programs are kept in pytest's cache: most engines here run the same few.
 """
 
+import os
+import shutil
 from pathlib import Path
 
 import jax
@@ -20,11 +22,16 @@ settings.load_profile("swiftjax")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Compile every program once, not once per engine and per run of the suite.
+    """Compile every program quickly and once, not once per engine and per run of the suite.
+
+    Most of the time would go into LLVM, which makes programs fast that run here once: on a CPU it
+    is told not to. `JAX_DISABLE_MOST_OPTIMIZATIONS=0 make test` compiles everything as for users.
 
     Each worker of pytest-xdist has a folder of its own: jax writes entries in place, and another
     process may find half of one.
     """
+    if "JAX_DISABLE_MOST_OPTIMIZATIONS" not in os.environ and not shutil.which("nvidia-smi"):
+        jax.config.update("jax_disable_most_optimizations", True)
     if config.cache is not None:
         worker = getattr(config, "workerinput", {}).get("workerid", "compiled")
         jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir(worker)))
