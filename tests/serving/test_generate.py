@@ -91,7 +91,7 @@ def test_b006_stop_strings_over_grpc() -> None:
         refused = request(text="a", stop=pb.StopOptions(strings=[""]))
         code, details = await status_of(service.stub.Generate(refused))
         assert code == INVALID and "stop strings must be non-empty" in details
-        assert service.is_idle()
+        await until(service.is_idle)
 
     run(body)
 

@@ -10,7 +10,7 @@ from swiftjax.engine.request import GenerationConfig
 from swiftjax.engine.streaming import Streaming
 from swiftjax.serving.options import read_generation_config, write_options
 from swiftjax.serving.proto import swiftjax_pb2 as pb
-from tests.serving.harness import join, make_core, serving, status_of
+from tests.serving.harness import join, make_core, serving, status_of, until
 from tests.serving.http.harness import HttpService, run
 
 ASKED = {"sink": 2, "window": 20}
@@ -37,7 +37,7 @@ def test_over_grpc_prompt_and_answer_may_be_longer_than_the_model() -> None:
                 request = pb.GenerateRequest(stop=stop, streaming=streaming, **prompt)
                 _, last = await join(service.stub.Generate(request))
                 assert (last.usage.prompt_tokens, last.usage.output_tokens) == (100, 150)
-            assert service.is_idle()
+            await until(service.is_idle)
             request.ClearField("streaming")
             code, details = await status_of(service.stub.Generate(request))
             assert code == grpc.StatusCode.INVALID_ARGUMENT and "max_model_len is 64" in details
