@@ -5,8 +5,11 @@ The only place that maps exceptions to exit codes; commands just raise.
 
 import logging
 import os
+import signal
 import sys
+import threading
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 import typer
@@ -25,6 +28,7 @@ BAD_INPUT = (InvalidRequestError, CheckpointError, NotFoundError, UnsupportedErr
 EXIT_FAILURE = 1
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPT = 130
+SECONDS_TO_INTERRUPT_AGAIN = 0.05
 
 
 class ReportingGroup(TyperGroup):
@@ -36,6 +40,7 @@ class ReportingGroup(TyperGroup):
         logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
         # Ours only: what jax and orbax say at this level fills screens.
         logging.getLogger("swiftjax").setLevel(logging.DEBUG if debug else logging.WARNING)
+        sys.unraisablehook = interrupting_again(sys.unraisablehook)
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
@@ -49,6 +54,28 @@ class ReportingGroup(TyperGroup):
             print_line(_describe(error))
             code = EXIT_BAD_INPUT if isinstance(error, BAD_INPUT) else EXIT_FAILURE
             raise typer.Exit(code) from None
+
+
+def interrupting_again(report: Callable[[Any], object]) -> Callable[[Any], None]:
+    """A hook for exceptions that nobody can raise: an interrupt among them comes again soon.
+
+    Python drops what is raised in finalisers and in callbacks of its garbage collector. jax has one
+    of those, which runs often while a model is loaded. `report` gets all other exceptions.
+    """
+
+    def hook(dropped: Any) -> None:
+        if issubclass(dropped.exc_type, KeyboardInterrupt):
+            threading.Timer(SECONDS_TO_INTERRUPT_AGAIN, _interrupt).start()
+        else:
+            report(dropped)
+
+    return hook
+
+
+def _interrupt() -> None:
+    main = threading.main_thread().ident
+    assert main is not None
+    signal.pthread_kill(main, signal.SIGINT)  # wakes it from a system call, too
 
 
 def print_line(text: str) -> None:

@@ -87,6 +87,37 @@ def test_interrupt_is_130(tiny: Path) -> None:
     assert b"interrupted" in stderr and b"Traceback" not in stderr
 
 
+def test_an_interrupt_in_a_collection_of_garbage_is_not_lost() -> None:
+    code = """
+import gc, time
+import typer
+from swiftjax.cli.reporting import ReportingGroup
+
+def interrupted(phase, info):
+    gc.callbacks.clear()
+    raise KeyboardInterrupt
+
+app = typer.Typer(cls=ReportingGroup)
+app.callback()(lambda: None)
+
+@app.command()
+def wait():
+    gc.callbacks.append(interrupted)
+    gc.collect()
+    time.sleep(30)
+
+app()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, "wait"],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (130, "swiftjax: interrupted\n")
+
+
 def test_chat_over_a_pipe(cli: Cli, tiny: Path) -> None:
     lines = ["hi", "", "hi", "/reset", "hi", "x" * 300, "never"]
     result = cli("chat", tiny, "--max-new-tokens", "3", "--quiet", stdin="\n".join(lines))
