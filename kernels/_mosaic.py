@@ -17,8 +17,6 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from swiftjax.kernels import _triton
 
-# The one architecture that has these instructions in this form (sm_90a).
-CAPABILITY = (9, 0)
 # An H200's; only the order of work depends on it.
 NUM_MULTIPROCESSORS = 132
 

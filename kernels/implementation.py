@@ -24,7 +24,7 @@ TRITON_PAGE_SIZES = (16, 32, 64, 128)
 TRITON_MAX_GROUP = 16
 MOSAIC_DTYPES = ("bfloat16", "float16")
 MOSAIC_HEAD_DIMS = (64, 128)
-MOSAIC_CAPABILITY = (9, 0)
+MOSAIC_CAPABILITY = (9, 0)  # the one architecture that has its instructions in this form (sm_90a)
 
 
 def choose_implementation(platform: str) -> Implementation:

@@ -1,10 +1,13 @@
 """Every kernel lowers for CUDA without a GPU: interpret mode accepts what Triton refuses."""
 
+from collections.abc import Iterator
+
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_mesh
 
+from benchmarks.deviceless import as_on
+from benchmarks.gpu_targets import TARGETS
 from swiftjax.kernels import _triton
 from tests.kernels.cuda_cases import (
     MODELS,
@@ -19,20 +22,16 @@ from tests.kernels.cuda_cases import (
     write_case,
 )
 
-H200 = AbstractDevice(device_kind="NVIDIA H200", num_cores=132, platform="gpu")
-MESH = AbstractMesh((1,), ("x",), (AxisType.Auto,), abstract_device=H200)
-
 
 @pytest.fixture(autouse=True)
-def compile_for_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_triton, "is_interpreted", lambda: False)
-    monkeypatch.setattr(_triton, "capability", lambda: (9, 0))
+def compile_for_cuda() -> Iterator[None]:
+    with as_on(TARGETS["h200"]):
+        yield
 
 
 def cross_lower(case: Case) -> str:
-    with use_abstract_mesh(MESH):
-        traced = jax.jit(case.run).trace(*case.specs)
-        return traced.lower(lowering_platforms=("cuda",)).as_text()
+    traced = jax.jit(case.run).trace(*case.specs)
+    return traced.lower(lowering_platforms=("cuda",)).as_text()
 
 
 def one_of_each(*fields: str) -> list[str]:
