@@ -6,6 +6,7 @@ where the engine is built.
 """
 
 from swiftjax.kernels import packed_int4
+from swiftjax.kernels._triton import has_fp8
 from swiftjax.kernels.decode_attention import decode_attention
 from swiftjax.kernels.implementation import (
     IMPLEMENTATIONS,
@@ -38,6 +39,7 @@ __all__ = [
     "choose_implementation",
     "decode_attention",
     "fp8_matmul",
+    "has_fp8",
     "int4_matmul",
     "int8_matmul",
     "packed_int4",

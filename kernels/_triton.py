@@ -34,6 +34,7 @@ SHARED_MEMORY: Mapping[Capability, int] = {
     (9, 0): 227 * 1024,
 }
 SMALLEST_SHARED_MEMORY = 99 * 1024
+# From Ada and Hopper on there are instructions that make numbers of e4m3, and of them.
 FP8_CAPABILITY: Capability = (8, 9)
 
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from swiftjax import kernels
 from swiftjax.config import EngineConfig, KVCacheDtype
 from swiftjax.converters.demo_model import default_cache_dir, resolve_model
 from swiftjax.converters.dummy import open_dummy
@@ -26,8 +27,6 @@ from swiftjax.model_config import ModelConfig
 CPU_CACHE_BYTES = GIB
 # What graphs, cuBLAS and the driver take outside the pool that JAX manages.
 GPU_MARGIN_BYTES = GIB // 2
-# From Ada and Hopper on there are instructions that make numbers of e4m3, and of them.
-FP8_CAPABILITY = (8, 9)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,14 +86,11 @@ def configure_jax(memory_fraction: float) -> None:
 
 def check_kv_cache_dtype(kv_cache_dtype: KVCacheDtype) -> None:
     """Raise UnsupportedError for a GPU that has no instructions for this type."""
-    device = jax.devices()[0]
-    capability = getattr(device, "compute_capability", None) if is_on_gpu() else None
-    if kv_cache_dtype != "fp8" or capability is None:
-        return
-    if tuple(map(int, str(capability).split("."))) < FP8_CAPABILITY:
+    if kv_cache_dtype == "fp8" and not kernels.has_fp8():
+        device = jax.devices()[0]
         raise UnsupportedError(
             f"kv_cache_dtype fp8 needs a GPU of compute capability 8.9 or newer; this "
-            f"{device.device_kind} has {capability}: choose int8"
+            f"{device.device_kind} has {device.compute_capability}: choose int8"
         )
 
 

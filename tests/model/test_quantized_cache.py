@@ -150,7 +150,7 @@ def test_scales_are_donated_and_aliased_too() -> None:
 
 def test_gpus_without_fp8_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     card = SimpleNamespace(compute_capability="8.0", device_kind="NVIDIA A100")
-    monkeypatch.setattr(sizing, "is_on_gpu", lambda: True)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(jax, "devices", lambda: [card])
     with pytest.raises(UnsupportedError, match=r"NVIDIA A100 has 8\.0: choose int8"):
         sizing.check_kv_cache_dtype("fp8")
