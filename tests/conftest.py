@@ -5,6 +5,7 @@ Compiled programs are kept in pytest's cache: most engines here run the same few
 
 import os
 import shutil
+import signal
 from pathlib import Path
 
 import jax
@@ -19,6 +20,10 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 # How long an example takes says more about the machine than about the code.
 settings.register_profile("swiftjax", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("swiftjax")
+# What a shell without job control starts with `&` ignores interrupts, and so would the commands
+# that tests start from here and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -32,9 +37,10 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if "JAX_DISABLE_MOST_OPTIMIZATIONS" not in os.environ and not shutil.which("nvidia-smi"):
         jax.config.update("jax_disable_most_optimizations", True)
-    if config.cache is not None:
+    # (Which has no such attribute with `-p no:cacheprovider`.)
+    if (cache := getattr(config, "cache", None)) is not None:
         worker = getattr(config, "workerinput", {}).get("workerid", "compiled")
-        jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir(worker)))
+        jax.config.update("jax_compilation_cache_dir", str(cache.mkdir(worker)))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
