@@ -17,7 +17,7 @@ from swiftjax.engine.request import GenerationConfig
 from swiftjax.engine.text_threads import count_chars, in_thread, tokenise
 from swiftjax.errors import InvalidRequestError
 from swiftjax.serving import messages
-from swiftjax.serving.caller import current_caller
+from swiftjax.serving.caller import current_caller, turns_of
 from swiftjax.serving.interceptor import Context
 from swiftjax.serving.merging import MAX_ANSWERS, Outputs, merge
 from swiftjax.serving.metrics import Metrics
@@ -117,8 +117,7 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
         messages.check_model(request.model, model.name)
         config = read_generation_config(request)
         options = read_request_options(request)
-        # Where the queue is fair, turns go by key unless the caller speaks for others.
-        options = replace(options, client_id=options.client_id or current_caller().name)
+        options = replace(options, client_id=turns_of(options.client_id))
         timeout = context.time_remaining()
         whole = {
             "request_id": request.request_id or None,

@@ -50,6 +50,11 @@ class KeyRing:
         """Whether there are no keys."""
         return not self._known
 
+    @property
+    def has_several(self) -> bool:
+        """Whether one of them could be in another's way."""
+        return len({known.digest for known in self._known}) > 1
+
     def check(self, authorization: bytes | None, *, for_admin: bool = False) -> Caller:
         """Let a bearer of a key in; gives a name for the key that does not tell it.
 

@@ -1,40 +1,51 @@
-"""How many requests of one API key run or wait at a time. Knows names of keys, not the keys."""
+"""How many answers of one API key run or wait at a time. Knows names of keys, not the keys."""
 
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 from swiftjax.engine.request import StreamOutput
-from swiftjax.errors import KeyLimitError
+from swiftjax.errors import InvalidRequestError, KeyLimitError
 from swiftjax.serving.caller import current_caller
 
 
 class Quota:
     """The same limit for every key; callers without one are not counted."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, is_on: Callable[[], bool] = lambda: True) -> None:
+        """`is_on` says whether there is a limit now."""
         self._limit = limit
+        self._is_on = is_on
         self._num_open: Counter[str] = Counter()
 
     async def watch(
-        self, stream: AsyncGenerator[StreamOutput, None]
+        self, stream: AsyncGenerator[StreamOutput, None], num_answers: int = 1
     ) -> AsyncGenerator[StreamOutput, None]:
-        """Pass a stream on, counted from its first read to its end.
+        """Pass a stream of so many answers on, counted from its first read to its end.
 
-        Raises KeyLimitError before the first yield where the key of the current call has too many.
+        Raises KeyLimitError before the first yield where the key of the current call has too many,
+        and InvalidRequestError where these alone are.
         """
         name = current_caller().name
         async with aclosing(stream):
-            if name and self._num_open[name] >= self._limit:
-                raise KeyLimitError(
-                    f"this API key has {self._limit} requests running or waiting, which is the "
-                    "most it may have: try again when one has ended"
-                )
-            self._num_open[name] += 1
+            if name and self._is_on():
+                self._check(name, num_answers)
+            self._num_open[name] += num_answers
             try:
                 async for output in stream:
                     yield output
             finally:
-                self._num_open[name] -= 1
+                self._num_open[name] -= num_answers
                 if not self._num_open[name]:
                     del self._num_open[name]
+
+    def _check(self, name: str, num_answers: int) -> None:
+        if num_answers > self._limit:
+            raise InvalidRequestError(
+                f"n is {num_answers}; an API key may have {self._limit} answers at a time: lower n"
+            )
+        if self._num_open[name] + num_answers > self._limit:
+            raise KeyLimitError(
+                f"this API key has {self._num_open[name]} answers running or waiting; "
+                f"{self._limit} are the most it may have: try again when some have ended"
+            )

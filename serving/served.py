@@ -62,7 +62,7 @@ class Served(NamedTuple):
     def watched(self, stream: Outputs, operation: Operation, config: GenerationConfig) -> Outputs:
         """Pass a stream on, counted for its key and inside a span, where that was asked for."""
         if self.quota is not None:
-            stream = self.quota.watch(stream)
+            stream = self.quota.watch(stream, config.n)
         if self.tracer is not None:
             stream = self.tracer.watch(stream, self.model.name, operation, config)
         return stream

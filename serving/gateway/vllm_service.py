@@ -19,7 +19,7 @@ from swiftjax.engine.checks import check_count
 from swiftjax.engine.request import RequestOptions
 from swiftjax.errors import NotReadyError, UnsupportedError
 from swiftjax.serving.admin_service import MAX_ABORTS
-from swiftjax.serving.caller import current_caller
+from swiftjax.serving.caller import current_caller, turns_of
 from swiftjax.serving.gate import Gate
 from swiftjax.serving.gateway.tokenizer_bundle import make_bundle
 from swiftjax.serving.gateway.vllm_messages import AnswerWriter, read_config, read_prompt
@@ -53,7 +53,7 @@ class VllmService(pb_grpc.VllmEngineServicer):
         stream = engine.stream(
             prompt,
             config,
-            options=RequestOptions(client_id=current_caller().name),
+            options=RequestOptions(client_id=turns_of("")),
             request_id=request.request_id or None,
             timeout=None if timeout is None else float(timeout),
         )

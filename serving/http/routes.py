@@ -18,7 +18,7 @@ from swiftjax.engine.async_session import AsyncSession
 from swiftjax.engine.chat_turns import Messages
 from swiftjax.engine.request import Prompt
 from swiftjax.errors import NotReadyError
-from swiftjax.serving.caller import current_caller
+from swiftjax.serving.caller import current_caller, turns_of
 from swiftjax.serving.gate import Gate
 from swiftjax.serving.http.bodies import (
     ChatBody,
@@ -168,9 +168,7 @@ class Routes:
         session: AsyncSession | None,
     ) -> list[Outputs]:
         """An answer to each prompt; to what it adds to a session, if there is one."""
-        # Where the queue is fair, turns go by key unless the caller speaks for others.
-        client_id = asked.options.client_id or current_caller().name
-        options = replace(asked.options, client_id=client_id)
+        options = replace(asked.options, client_id=turns_of(asked.options.client_id))
         if session is not None:
             content = prompts[0] or None
             turn = session.stream(

@@ -16,6 +16,7 @@ from swiftjax.errors import InvalidRequestError
 if TYPE_CHECKING:
     from swiftjax.serving.keys import KeyRing
     from swiftjax.serving.listeners import Listen
+    from swiftjax.serving.quota import Quota
     from swiftjax.serving.tls import ServerTls
 
 KEYS_VARIABLE = "SWIFTJAX_API_KEYS"  # with commas between
@@ -69,7 +70,9 @@ AllowedOrigins = Annotated[
 MaxRequestsPerKey = Annotated[
     int | None,
     typer.Option(
-        min=1, help="Most requests that one API key may have at a time.", show_default="no limit"
+        min=1,
+        help="Most answers that one API key may have running or waiting.",
+        show_default="half of --max-queue-len where there are several keys, else no limit",
     ),
 ]
 ToolCallParser = Annotated[
@@ -118,6 +121,22 @@ def read_listen(
         allowed_origins=_read_origins(allowed_origins),
         tls=tls,
     )
+
+
+def make_quota(limit: int | None, max_queue_len: int, keys: "KeyRing") -> "Quota":
+    """Limit what one key may have, by default so that it cannot fill the queue alone."""
+    from swiftjax.serving.quota import Quota
+
+    if limit is not None:
+        return Quota(limit)
+    return Quota(max(1, max_queue_len // 2), lambda: keys.has_several)
+
+
+def choose_policy(policy: str | None, keys: "KeyRing") -> str:
+    """What was asked for; else turns go by key where there are keys."""
+    if policy is not None:
+        return policy
+    return "fcfs" if keys.is_open else "fair"
 
 
 def _read_keys(values: Sequence[str], path: Path | None) -> "KeyRing":

@@ -79,7 +79,12 @@ _POLICY_HELP = (
     "path/to/file.py:function; docs/scheduler.md."
 )
 # As it was written, for whoever hands it on to another process.
-PolicyText = Annotated[str, typer.Option(metavar="POLICY", help=_POLICY_HELP)]
+PolicyText = Annotated[
+    str | None,
+    typer.Option(
+        metavar="POLICY", help=_POLICY_HELP, show_default="fair where there are API keys, else fcfs"
+    ),
+]
 VictimPolicy = Annotated[
     VictimPolicyName | None,
     typer.Option(

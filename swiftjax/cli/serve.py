@@ -112,7 +112,7 @@ def serve(
     tool_call_parser: at.ToolCallParser = None,
     max_queue_len: MaxQueueLen = opt.ENGINE_DEFAULTS.max_queue_len,
     max_requests_per_key: at.MaxRequestsPerKey = None,
-    policy: opt.PolicyText = "fcfs",
+    policy: opt.PolicyText = None,
     victim_policy: opt.VictimPolicy = None,
     min_batch_size: MinBatchSize = opt.ENGINE_DEFAULTS.min_batch_size,
     max_wait_ms: MaxWaitMs = opt.ENGINE_DEFAULTS.max_wait_ms,
@@ -148,6 +148,12 @@ def serve(
     if 0 < max_silent_seconds < 1:
         text = f"{max_silent_seconds:g} s is less than a step may take: give at least 1, or 0"
         raise typer.BadParameter(text, param_hint="--max-silent-seconds")
+    listen = at.read_listen(
+        host=host, port=port, grpc_port=grpc_port, api_keys=api_key or [],
+        api_key_file=api_key_file, insecure=insecure, allowed_origins=allowed_origins,
+        tls_cert=tls_cert, tls_key=tls_key, tls_client_ca=tls_client_ca,
+    )  # fmt: skip
+    policy = at.choose_policy(policy, listen.keys)
     config = EngineConfig(
         model_path=model, load_format=load_format, dtype=dtype,
         quantization=opt.quantization(quant_type), kv_cache_dtype=kv_cache_dtype,
@@ -169,20 +175,13 @@ def serve(
             max_unread_tokens=max_unread_tokens, max_paused_seconds=max_paused_seconds
         ),
     )  # fmt: skip
-    listen = at.read_listen(
-        host=host, port=port, grpc_port=grpc_port, api_keys=api_key or [],
-        api_key_file=api_key_file, insecure=insecure, allowed_origins=allowed_origins,
-        tls_cert=tls_cert, tls_key=tls_key, tls_client_ca=tls_client_ca,
-    )  # fmt: skip
     _set_up_log(log_format, quiet=quiet)
     from swiftjax.cli.served_engines import ServedEngines
-    from swiftjax.serving.quota import Quota
 
-    quota = None if max_requests_per_key is None else Quota(max_requests_per_key)
     beside = {
         "tool_parser": tool_call_parser,
         "tracer": _make_tracer(otlp_endpoint),
-        "quota": quota,
+        "quota": at.make_quota(max_requests_per_key, max_queue_len, listen.keys),
     }
     engines = ServedEngines(config, policy=policy, quiet=quiet, beside=beside)
     raise typer.Exit(_run(engines, listen, drain_seconds, max_restarts, max_silent_seconds))

@@ -8,9 +8,9 @@ import pytest
 import trustme
 
 from swiftjax.cli.file_limit import MAX_FILES, raise_file_limit
-from swiftjax.cli.listening import KEYS_VARIABLE, read_listen
+from swiftjax.cli.listening import KEYS_VARIABLE, choose_policy, read_listen
 from swiftjax.errors import InvalidRequestError, UnauthenticatedError
-from swiftjax.serving.keys import KeyRing
+from swiftjax.serving.keys import KeyEntry, KeyRing
 
 KEY, OTHER_KEY, THIRD_KEY = "key-of-a-user", "key-of-another", "key-of-a-third"
 
@@ -75,6 +75,12 @@ def test_broken_key_files_are_refused(tmp_path: Path, text: str) -> None:
     assert not text or text.split()[0] not in str(caught.value)
     with pytest.raises(InvalidRequestError, match="missing"):
         read(api_key_file=tmp_path / "missing")
+
+
+def test_turns_go_by_key_where_there_are_keys() -> None:
+    keys, none = KeyRing(lambda: [KeyEntry(KEY)]), KeyRing()
+    assert (choose_policy(None, keys), choose_policy(None, none)) == ("fair", "fcfs")
+    assert (choose_policy("priority", keys), choose_policy("fcfs", keys)) == ("priority", "fcfs")
 
 
 def test_origins() -> None:

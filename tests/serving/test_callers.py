@@ -2,15 +2,19 @@
 
 import asyncio
 import threading
+from collections import Counter
+from collections.abc import AsyncGenerator
 
 import grpc
 import pytest
 from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 from smg_grpc_proto.generated import vllm_engine_pb2_grpc as vllm_grpc
 
+from swiftjax.cli.listening import make_quota
 from swiftjax.engine.constraint import Constraint
 from swiftjax.engine.grammar import Grammar
-from swiftjax.engine.request import Request
+from swiftjax.engine.request import Request, StreamOutput
+from swiftjax.serving.caller import set_caller
 from swiftjax.serving.keys import KeyEntry
 from swiftjax.serving.proto import swiftjax_pb2 as pb
 from swiftjax.serving.proto import swiftjax_pb2_grpc as pb_grpc
@@ -20,8 +24,15 @@ from tests.serving.http.harness import ADMIN_KEY, KEY, HttpService, make_keys, r
 from tests.serving.test_gateway import ask
 
 OTHER_KEY = "key-of-another"
-QUOTA = Quota(2)
 KEYS = make_keys(KeyEntry(KEY), KeyEntry(OTHER_KEY), KeyEntry(ADMIN_KEY, True))
+
+
+def limit(service: HttpService, quota: Quota) -> None:
+    """Let every transport of a server count."""
+    listeners = service.listeners
+    assert listeners.http is not None
+    for holder in (listeners.http._routes, listeners.grpc._service, listeners.grpc._gateway):
+        holder.served = holder.served._replace(quota=quota)  # type: ignore[union-attr]
 
 
 def bearer(key: str) -> tuple[tuple[str, str], ...]:
@@ -106,7 +117,7 @@ def test_who_names_the_id_of_another_while_a_grammar_is_compiled_cannot_abort_it
     run(body, keys=KEYS, delay=0.005)
 
 
-def test_turns_go_by_key_unless_a_client_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_turns_go_by_key_and_by_the_clients_that_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
     async def body(service: HttpService) -> None:
         seen: list[Request] = []
         submit = service.engine._link.submit
@@ -125,19 +136,16 @@ def test_turns_go_by_key_unless_a_client_is_named(monkeypatch: pytest.MonkeyPatc
                 assert (await status_of(call))[0] == grpc.StatusCode.OK
         await service.post("/v1/completions", {"prompt": "a", "max_tokens": 1})
         name = KEYS.check(f"Bearer {KEY}".encode()).name
-        assert name != "b"
-        assert sorted(r.options.client_id for r in seen) == sorted([name, name, "b", name])
+        # Another key that names the same client cannot use up its turns.
+        assert [r.options.client_id for r in seen] == [name, name, f"{name}/b", name]
 
     run(body, keys=KEYS)
 
 
 def test_a_key_has_only_so_many_requests_at_a_time() -> None:
     async def body(service: HttpService) -> None:
-        listeners = service.listeners
-        assert listeners.http is not None
-        for holder in (listeners.http._routes, listeners.grpc._service, listeners.grpc._gateway):
-            holder.served = holder.served._replace(quota=QUOTA)  # type: ignore[union-attr]
-        async with grpc.aio.insecure_channel(listeners.grpc.address) as channel:
+        limit(service, Quota(2))
+        async with grpc.aio.insecure_channel(service.listeners.grpc.address) as channel:
             ours = pb_grpc.GenerationServiceStub(channel)
             gateway = vllm_grpc.VllmEngineStub(channel)
             running = [ours.Generate(long_request(), metadata=bearer(KEY)) for _ in range(2)]
@@ -149,9 +157,14 @@ def test_a_key_has_only_so_many_requests_at_a_time() -> None:
             ):
                 assert (await status_of(more))[0] == grpc.StatusCode.RESOURCE_EXHAUSTED
             error = await service.refused("/v1/completions", {"prompt": "a"}, 429)
-            assert "has 2 requests" in error["message"]
+            assert "has 2 answers" in error["message"]
             stop = pb.StopOptions(max_new_tokens=1)
             short = pb.GenerateRequest(text="a", stop=stop)
+            for n, code in ((2, grpc.StatusCode.OK), (3, grpc.StatusCode.INVALID_ARGUMENT)):
+                short.sampling.n = n
+                call = ours.Generate(short, metadata=bearer(OTHER_KEY))
+                assert (await status_of(call))[0] == code
+            short.ClearField("sampling")
             others = ours.Generate(short, metadata=bearer(OTHER_KEY))
             assert (await status_of(others))[0] == grpc.StatusCode.OK
             for call in running:
@@ -164,3 +177,53 @@ def test_a_key_has_only_so_many_requests_at_a_time() -> None:
             assert 'swiftjax_shed_total{model_name="bytes",reason="key_limit"} 4.0' in told
 
     run(body, keys=KEYS, delay=0.005)
+
+
+def test_one_key_cannot_fill_the_queue_and_waits_for_its_turn() -> None:
+    rows, queue, length = 2, 64, 10
+    stop = pb.StopOptions(max_new_tokens=length, ignore_eos=True)
+    request = pb.GenerateRequest(text="a", stop=stop)
+
+    async def flood(ours: pb_grpc.GenerationServiceStub, seen: Counter[grpc.StatusCode]) -> None:
+        while True:
+            seen[code := (await status_of(ours.Generate(request, metadata=bearer(KEY))))[0]] += 1
+            await asyncio.sleep(0.0 if code == grpc.StatusCode.OK else 0.1)
+
+    async def body(service: HttpService) -> None:
+        limit(service, make_quota(None, queue, KEYS))
+        seen = Counter[grpc.StatusCode]()
+        async with grpc.aio.insecure_channel(service.listeners.grpc.address) as channel:
+            ours = pb_grpc.GenerationServiceStub(channel)
+            floods = [asyncio.create_task(flood(ours, seen)) for _ in range(queue)]
+            try:
+                await until(lambda: seen[grpc.StatusCode.RESOURCE_EXHAUSTED] >= queue // 2)
+                for _ in range(5):
+                    num_steps = service.num_steps
+                    call = ours.Generate(request, metadata=bearer(OTHER_KEY))
+                    assert (await status_of(call))[0] == grpc.StatusCode.OK
+                    # Until a row is free and its own answer has ended: 20, and what passes on the
+                    # way. The whole queue takes 160.
+                    assert service.num_steps - num_steps <= 80
+            finally:
+                for task in floods:
+                    task.cancel()
+                await asyncio.wait(floods)
+            await until(service.is_idle)
+
+    run(body, keys=KEYS, delay=0.005, policy="fair", max_num_seqs=rows, max_queue_len=queue)
+
+
+def test_a_key_that_is_alone_has_the_whole_queue() -> None:
+    ring = make_keys(KeyEntry(KEY), KeyEntry(KEY, True))
+    assert not ring.has_several and KEYS.has_several
+    quota = make_quota(None, 2, ring)
+
+    async def answers() -> AsyncGenerator[StreamOutput, None]:
+        return
+        yield
+
+    async def main() -> None:
+        set_caller(ring.check(f"Bearer {KEY}".encode()))
+        assert not [output async for output in quota.watch(answers(), 16)]
+
+    asyncio.run(main())
