@@ -28,14 +28,13 @@ REGISTERS = 65536  # of a multiprocessor
 
 
 def candidates() -> list[RaggedConfig]:
-    """Every size with the softmax as it is and with fused instructions; the chosen one first."""
+    """Every size; the chosen one first."""
     return [
         RaggedConfig(
-            rows=rows, block_k=keys, fused=fused,
+            rows=rows, block_k=keys,
             launch=_triton.Launch(num_warps=warps, num_stages=stages),
         )
         for rows, keys, warps, stages in SIZES
-        for fused in (False, True)
     ]  # fmt: skip
 
 
@@ -47,7 +46,7 @@ def attend_with(config: RaggedConfig) -> Callable[..., jax.Array]:
 def told(config: RaggedConfig) -> str:
     """A tile in a few words."""
     launch = f"{config.launch.num_warps} warps, {config.launch.num_stages} stages"
-    return f"{config.rows} x {config.block_k}, {launch}{', fused' if config.fused else ''}"
+    return f"{config.rows} x {config.block_k}, {launch}"
 
 
 def measured() -> Iterator[Figure]:

@@ -23,12 +23,11 @@ STEP = "swiftjax bench step --batch 1 --batch 8 --batch 64 --batch 256"
 RUNS = {
     "tests": "python -m pytest tests/gpu -m gpu",
     "kernels": "swiftjax bench kernels",
-    "kernels-mosaic": "swiftjax bench kernels --implementation mosaic",
+    "kernels-triton": "swiftjax bench kernels --implementation triton",
     "offline": f"{OFFLINE} --workload W3 --workload W2 --workload W1 --workload idle",
-    "prefill-mosaic": f"{OFFLINE} --implementation mosaic --workload W2 --workload W3",
+    "prefill-triton": f"{OFFLINE} --implementation triton --workload W2 --workload W3",
     "prefill-cudnn": f"{OFFLINE} --prompt-attention cudnn --workload W2",
     "tiles": "python -m benchmarks.attention_tiles",
-    "layers": "python -m benchmarks.decode_layers",
     "start": f"swiftjax bench startup {DUMMY} --max-batch-size 256 {LIMITS}",
     "deterministic": (
         f"swiftjax bench offline {DUMMY} --deterministic --max-batch-size 256 "

@@ -70,7 +70,6 @@ class DecodeConfig:
     block_k: int
     num_splits: int
     launch: _triton.Launch
-    fused: bool = False  # see Tile
 
 
 def choose_decode_config(
@@ -128,7 +127,7 @@ def split_decode(
         itemsize=q.dtype.itemsize,
         rotations=1 if streams is None else 2,
     )
-    tile = make_tile(k_pages, config.block_k, scale=scale, window=window, fused=config.fused)
+    tile = make_tile(k_pages, config.block_k, scale=scale, window=window)
     return _launch_splits(
         q, k_pages, v_pages, page_table, context_lens, streams, tile=tile, config=config
     )

@@ -14,7 +14,7 @@ from swiftjax.kernels import _triton
 from swiftjax.kernels.quantized_pages import Pages, computed_dtype
 from swiftjax.kernels.streams import Streams
 
-# mosaic: as triton, but long prompt chunks are attended over by a kernel for Hopper GPUs
+# mosaic: as triton, but a kernel for Hopper GPUs attends over the long prompt chunks that it knows
 Implementation = Literal["reference", "xla", "triton", "mosaic"]
 IMPLEMENTATIONS: tuple[Implementation, ...] = get_args(Implementation)
 
@@ -22,14 +22,14 @@ TRITON_DTYPES = ("bfloat16", "float16", "float32")
 TRITON_HEAD_DIMS = (16, 256)
 TRITON_PAGE_SIZES = (16, 32, 64, 128)
 TRITON_MAX_GROUP = 16
-MOSAIC_DTYPES = ("bfloat16", "float16")
-MOSAIC_HEAD_DIMS = (64, 128)
 MOSAIC_CAPABILITY = (9, 0)  # the one architecture that has its instructions in this form (sm_90a)
 
 
 def choose_implementation(platform: str) -> Implementation:
-    """Name the implementation for a platform as `jax.Device.platform` spells it."""
-    return "triton" if platform in ("gpu", "cuda") else "xla"
+    """Name the fastest for a platform as `jax.Device.platform` spells it."""
+    if platform not in ("gpu", "cuda"):
+        return "xla"
+    return "mosaic" if _triton.capability() == MOSAIC_CAPABILITY else "triton"
 
 
 def runs_triton(implementation: Implementation) -> bool:
@@ -60,8 +60,7 @@ def check_supported(
         return
     name = jnp.dtype(dtype).name
     low, high = TRITON_HEAD_DIMS
-    mosaic = _mosaic_refusals(name, head_dim) if implementation == "mosaic" else {}
-    refusals = mosaic | {
+    refusals = {
         f"dtype {name} (it computes {', '.join(TRITON_DTYPES)})": name not in TRITON_DTYPES,
         f"head_dim {head_dim} (it computes {low} to {high})": not low <= head_dim <= high,
         f"page_size {page_size} (it knows {TRITON_PAGE_SIZES})": page_size not in TRITON_PAGE_SIZES,
@@ -72,20 +71,14 @@ def check_supported(
     for refusal, applies in refusals.items():
         if applies:
             raise NotImplementedError(
-                f"the '{implementation}' implementation lacks {refusal}; use "
-                f"implementation='{'triton' if refusal in mosaic else 'xla'}'"
+                f"the '{implementation}' implementation lacks {refusal}; use implementation='xla'"
             )
-
-
-def _mosaic_refusals(dtype: str, head_dim: int) -> dict[str, bool]:
-    found, (major, minor) = _triton.capability(), MOSAIC_CAPABILITY
-    return {
-        f"GPUs of compute capability {found[0]}.{found[1]} (it is for {major}.{minor})": (
-            found != MOSAIC_CAPABILITY
-        ),
-        f"dtype {dtype} (it computes {' and '.join(MOSAIC_DTYPES)})": dtype not in MOSAIC_DTYPES,
-        f"head_dim {head_dim} (it computes {MOSAIC_HEAD_DIMS})": head_dim not in MOSAIC_HEAD_DIMS,
-    }
+    if implementation == "mosaic" and (found := _triton.capability()) != MOSAIC_CAPABILITY:
+        raise NotImplementedError(
+            f"the 'mosaic' implementation lacks GPUs of compute capability {found[0]}.{found[1]} "
+            f"(it is for {MOSAIC_CAPABILITY[0]}.{MOSAIC_CAPABILITY[1]}); "
+            "use implementation='triton'"
+        )
 
 
 def check_attention(

@@ -169,10 +169,7 @@ def accumulate(
         scores = jnp.where(allowed, scores, MASKED)
     scale = tile.scale * LOG2_E
     peak = jnp.maximum(state.peak, scores.max(axis=1) * scale)
-    if tile.fused:
-        weights = _triton.exp2(_triton.multiply_add(scores, scale, -peak[:, None]))
-    else:
-        weights = _triton.exp2(scores * scale - peak[:, None])
+    weights = _triton.exp2(_triton.multiply_add(scores, scale, -peak[:, None]))
     if allowed is not None:
         # For rows that have seen no key yet, where MASKED - MASKED is 0.
         weights = jnp.where(allowed, weights, 0.0)

@@ -99,7 +99,6 @@ class RaggedConfig:
     rows: int
     block_k: int
     launch: _triton.Launch
-    fused: bool = False  # see Tile
 
 
 def choose_ragged_config(
@@ -155,7 +154,7 @@ def block_attention(
         itemsize=q.dtype.itemsize,
         rotations=1 if streams is None else 2,
     )
-    tile = make_tile(k_pages, config.block_k, scale=scale, window=window, fused=config.fused)
+    tile = make_tile(k_pages, config.block_k, scale=scale, window=window)
     blocks = query_blocks(
         query_starts, context_lens, num_tokens, config.rows // padded_group, max_new=max_new
     )

@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int32
 
 from swiftjax.kernels import _triton, reference
@@ -89,7 +88,7 @@ def choose_rope_config(*, num_tokens: int, num_kv_heads: int, head_dim: int) -> 
 def rotate_rows(
     k_pages: Pages,
     v_pages: Pages,
-    qkv: Float[Array, "*parts T X"],
+    qkv: Float[Array, "T X"],
     cos: Float[Array, "T half"],
     sin: Float[Array, "T half"],
     slot_mapping: Int32[Array, " T"],
@@ -98,19 +97,15 @@ def rotate_rows(
     k_norm: Float[Array, " H"] | None = None,
     eps: float = 0.0,
     config: RopeConfig | None = None,
-    dtype: DTypeLike | None = None,
 ) -> tuple[Float[Array, "T N H"], Pages, Pages]:
-    """Run the Triton implementation; benchmarks pass a `config`.
-
-    They may also pass parts of a projection, [S T X], to be added up and rounded to `dtype`.
-    """
-    num_tokens = qkv.shape[-2]
+    """Run the Triton implementation; benchmarks pass a `config`."""
+    num_tokens = qkv.shape[0]
     _, num_kv_heads, _, head_dim = k_pages.shape
-    num_heads = qkv.shape[-1] // head_dim - 2 * num_kv_heads
+    num_heads = qkv.shape[1] // head_dim - 2 * num_kv_heads
     config = config or choose_rope_config(
         num_tokens=num_tokens, num_kv_heads=num_kv_heads, head_dim=head_dim
     )
-    queries = jax.ShapeDtypeStruct((num_tokens, num_heads, head_dim), dtype or qkv.dtype)
+    queries = jax.ShapeDtypeStruct((num_tokens, num_heads, head_dim), qkv.dtype)
     pages, structure = jax.tree.flatten((k_pages, v_pages))
     norms = [] if q_norm is None or k_norm is None else [q_norm, k_norm]
     q, *written = _triton.launch(
@@ -129,8 +124,8 @@ Halves = tuple[Array, Array]  # [tokens half] float32: the first and the second 
 
 
 def _rope_kernel(
-    # Pages of keys and of values, the same memory as the outputs; qkv [T X] or its parts [S T X],
-    # cos [T H/2], sin [T H/2], slots [T]; [q_norm [H], k_norm [H]]; then q [T N H] and the pages.
+    # Pages of keys and of values, the same memory as the outputs; qkv [T X], cos [T H/2], sin
+    # [T H/2], slots [T]; [q_norm [H], k_norm [H]]; then q [T N H] and the pages again.
     *refs: Ref,
     block_t: int,
     eps: float,
@@ -156,25 +151,18 @@ def _rope_kernel(
 
     def head_at(head: Array) -> Halves:
         first = head * head_dim + column
-        return projected(first), projected(first + half)
-
-    def projected(at: Array) -> Array:
         load = partial(_triton.load, mask=mask, other=0)
-        if len(qkv_ref.shape) == 2:
-            return load(qkv_ref.at[token, at]).astype(jnp.float32)
-        total = load(qkv_ref.at[0, token, at])
-        for part in range(1, qkv_ref.shape[0]):
-            total += load(qkv_ref.at[part, token, at])
-        return total.astype(q_ref.dtype).astype(jnp.float32)
+        x, y = load(qkv_ref.at[token, first]), load(qkv_ref.at[token, first + half])
+        return x.astype(jnp.float32), y.astype(jnp.float32)
 
     def turned(x: Halves, norm: int) -> Halves:
-        first, second = x if not norm_refs else _normalised(x, norm_refs[norm], q_ref.dtype, eps)
+        first, second = x if not norm_refs else _normalised(x, norm_refs[norm], qkv_ref.dtype, eps)
         return first * cos - second * sin, second * cos + first * sin
 
     def put(pages: PageRefs, place: tuple[Array, ...], x: Halves, stored: Array) -> None:
         # Through the projection's dtype: pages of another one must not see more digits.
         parts = [
-            (rows.astype(q_ref.dtype), columns, mask & stored)
+            (rows.astype(qkv_ref.dtype), columns, mask & stored)
             for rows, columns in zip(x, (column, column + half), strict=True)
         ]
         store_pages(pages, place, parts, stored)

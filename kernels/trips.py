@@ -24,7 +24,6 @@ class Tile:
     block_k: int  # keys per trip: whole pages, or a whole part of one
     window: int  # of all sequences; 0 where there is none, or each has its own
     scale: float
-    fused: bool = False  # products and sums of the softmax in one instruction; not measured yet
 
     @property
     def width(self) -> int:
@@ -32,9 +31,7 @@ class Tile:
         return _triton.power_of_two(self.head_dim)
 
 
-def make_tile(
-    pages: Pages, block_k: int, *, scale: float, window: int, fused: bool = False
-) -> Tile:
+def make_tile(pages: Pages, block_k: int, *, scale: float, window: int) -> Tile:
     """Describe a kernel that walks these pages."""
     return Tile(
         page_size=pages.shape[2],
@@ -42,7 +39,6 @@ def make_tile(
         block_k=block_k,
         window=window,
         scale=scale,
-        fused=fused,
     )
 
 

@@ -68,11 +68,12 @@ def kernel_speeds(
     """The attention kernels against ceilings of the same run; needs a GPU."""
     import jax
 
+    from swiftjax import kernels
     from swiftjax.bench.kernel_speeds import measure_kernels
     from swiftjax.kernel_choice import read_implementation
 
     if jax.default_backend() != "gpu":
         raise InvalidRequestError("kernels are timed on a GPU; jax sees none: swiftjax doctor")
-    chosen = read_implementation(implementation or "triton") or "triton"
+    chosen = read_implementation(implementation) or kernels.choose_implementation("gpu")
     run = run_of("bfloat16", "llama3-8b heads", commit, chosen)
     report(measure_kernels(chosen), run, out, "kernels")

@@ -1,6 +1,8 @@
 """Batch <-> two int32 buffers, so that a step costs two small copies to the device, not thirty.
 
 All fields are 4 bytes wide; floats travel as their bits. The layout follows from the shape alone.
+Fields start at multiples of 256 bytes: XLA may hand a kernel a field in place, as an address in the
+middle of the buffer, and those of Mosaic GPU want their arguments aligned so.
 What the model reads and what the sampler reads travel apart, because the sampler's programs depend
 on the number of rows only.
 """
@@ -18,6 +20,7 @@ from jaxtyping import Array, Int, Int32
 from swiftjax.batch import Batch, BatchShape, SamplingBatch, empty_batch, empty_sampling
 
 Tree = TypeVar("Tree", Batch, SamplingBatch)
+ALIGNED_WORDS = 64
 
 
 class PackedBatch(NamedTuple):
@@ -54,7 +57,16 @@ def _model_part(batch: Batch) -> Batch:
 
 def _concatenate(tree: Batch | SamplingBatch) -> Int32[np.ndarray, " words"]:
     leaves = jax.tree.leaves(tree)
-    return np.concatenate([np.ascontiguousarray(leaf).ravel().view(np.int32) for leaf in leaves])
+    packed = np.zeros(sum(_room(leaf.size) for leaf in leaves), np.int32)
+    start = 0
+    for leaf in leaves:
+        packed[start : start + leaf.size] = np.ascontiguousarray(leaf).ravel().view(np.int32)
+        start += _room(leaf.size)
+    return packed
+
+
+def _room(size: int) -> int:
+    return -(-size // ALIGNED_WORDS) * ALIGNED_WORDS
 
 
 def _split(packed: Array, template: Tree) -> Tree:
@@ -65,5 +77,5 @@ def _split(packed: Array, template: Tree) -> Tree:
         words = lax.slice(packed, (start,), (start + size,)).reshape(leaf.shape)
         is_float = leaf.dtype == np.float32
         values.append(lax.bitcast_convert_type(words, jnp.float32) if is_float else words)
-        start += size
+        start += _room(size)
     return jax.tree.unflatten(treedef, values)

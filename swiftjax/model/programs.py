@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from swiftjax.batch import NONE, Batch, BatchShape, SamplingBatch, TokenEdits, empty_edits
+from swiftjax.model.compiler_options import forward_options
 from swiftjax.model.kv_cache import KVCache
 from swiftjax.model.logprobs import log_total, score_prompt
 from swiftjax.model.packing import packed_sizes, unpack, unpack_sampling
@@ -79,7 +80,8 @@ class Programs:
 
     def forward(self, shape: BatchShape) -> jax.stages.Compiled:
         """(params, kv_cache, last_tokens, packed) -> (logits, total, hidden or None, kv_cache)."""
-        return self._get(("forward", shape), lambda: self.lower_forward(shape))
+        lower = partial(self.lower_forward, shape)
+        return self._get(("forward", shape), lower, forward_options(shape))
 
     def sampler(self, num_rows: int, kind: Sampler) -> jax.stages.Compiled:
         """(logits, total, last_tokens, packed) -> (tokens, last_tokens) for all but full.
@@ -98,10 +100,13 @@ class Programs:
         return -(-self._state.counts.shape[1] // 32)
 
     def _get(
-        self, key: tuple[Any, ...], lower: Callable[[], jax.stages.Lowered]
+        self,
+        key: tuple[Any, ...],
+        lower: Callable[[], jax.stages.Lowered],
+        options: dict[str, bool | int] | None = None,
     ) -> jax.stages.Compiled:
         if (found := self._compiled.get(key)) is None:
-            self._compiled[key] = found = lower().compile()
+            self._compiled[key] = found = lower().compile(options)
         return found
 
     def lower_forward(self, shape: BatchShape) -> jax.stages.Lowered:

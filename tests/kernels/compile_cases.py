@@ -11,7 +11,6 @@ from pathlib import Path
 
 import jax.numpy as jnp
 
-from benchmarks.attention_tiles import attend_with, candidates, prompt_specs
 from benchmarks.deviceless import as_on, compile_for
 from benchmarks.gpu_targets import TARGETS
 from swiftjax.batch import BatchShape
@@ -65,9 +64,6 @@ def cases_of(gpu: str) -> dict[str, Case]:
     names = EVERYWHERE + (ONLY_H200 if gpu == "h200" else ())
     found = {name: all_ops(MODELS[name]) for name in names}
     found["prompt"] = ragged_case(MODELS["llama3-8b"], **PROMPT)
-    if gpu == "h200":
-        # A candidate: whether it compiles is seen here, not in the time of a GPU.
-        found["prompt fused"] = Case(attend_with(candidates()[1]), prompt_specs())
     for stored in STORED[gpu]:
         found[f"pages {stored}"] = all_ops(MODELS["llama3-8b"], stored)
     for num_tokens in (1, 64):

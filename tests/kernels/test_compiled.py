@@ -35,7 +35,6 @@ KNOWN_SPILLS = {
     ("l4", "prompt", "ragged_attention"): 1236,
     ("l4", "pages fp8", "ragged_attention"): 24,
     ("h200", "prompt", "ragged_attention"): 640,
-    ("h200", "prompt fused", "ragged_attention"): 580,
     ("h200", "head 256", "decode_attention"): 380,
     ("h200", "sinks, head 256", "decode_attention"): 376,
     ("h200", "sinks, head 256", "ragged_attention"): 688,

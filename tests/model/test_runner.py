@@ -38,6 +38,17 @@ def test_pack_and_unpack_are_inverse(shape: BatchShape) -> None:
         assert want.tobytes() == np.asarray(got).tobytes()
 
 
+def test_fields_start_where_a_kernel_may_take_them_in_place() -> None:
+    """At multiples of 256 bytes of the buffer, which is what Mosaic GPU asks of addresses."""
+    batch = empty_batch(BatchShape(num_tokens=37, num_seqs=5, max_pages=9), 64)
+    leaves, tree = jax.tree.flatten(batch)
+    marked = [np.full_like(leaf, number) for number, leaf in enumerate(leaves, start=1)]
+    packed = pack(jax.tree.unflatten(tree, marked))
+    for words in packed:
+        starts = np.flatnonzero((words != 0) & (words != np.roll(words, 1)))
+        assert len(starts) > 5 and not (starts % 64).any()
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_kv_cache_is_donated_and_aliased(shape: BatchShape) -> None:
     """The step's cache and last tokens are the caller's: same bytes in place, no copy."""

@@ -1,0 +1,39 @@
+"""What XLA is told beside its defaults for programs that are faster so, where it knows the words.
+
+Called by `programs.py`. The measurements are in benchmarks/NOTES.md.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from swiftjax.batch import BatchShape
+
+Options = tuple[tuple[str, bool | int], ...]
+
+# Products in one pass over their weights, with what follows them in the same kernel. With fewer
+# rows than this they leave half of an H200 idle.
+FEW_KERNELS: Options = (
+    ("xla_gpu_experimental_gemm_fusion_v2", True),
+    ("xla_gpu_experimental_force_split_k", 1),
+)
+MIN_ROWS = 64
+
+
+def forward_options(shape: BatchShape, platform: str | None = None) -> dict[str, bool | int]:
+    """For the forward pass of a batch of this shape, on this platform or the default one."""
+    is_wide_decode = shape.num_tokens == shape.num_seqs >= MIN_ROWS
+    if not is_wide_decode or (platform or jax.default_backend()) != "gpu":
+        return {}
+    return dict(FEW_KERNELS) if are_known(FEW_KERNELS) else {}
+
+
+@functools.cache
+def are_known(options: Options) -> bool:
+    """Whether the installed XLA takes these options: their names are of one version and another."""
+    try:
+        jax.jit(lambda: jnp.zeros(())).lower().compile(dict(options))
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True

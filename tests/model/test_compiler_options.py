@@ -1,0 +1,34 @@
+"""Options of the compiler: for whom, and only where the installed XLA knows them."""
+
+import dataclasses
+
+import pytest
+
+from swiftjax.batch import BatchShape
+from swiftjax.model import compiler_options
+from swiftjax.model.compiler_options import FEW_KERNELS, are_known, forward_options
+
+WIDE = BatchShape(num_tokens=64, num_seqs=64, max_pages=4)
+
+
+def test_unknown_options_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert are_known((("xla_cpu_enable_fast_math", False),))
+    assert not are_known((("xla_gpu_no_such_option", True),))
+    monkeypatch.setattr(compiler_options, "are_known", lambda options: False)
+    assert forward_options(WIDE, "gpu") == {}
+
+
+def test_this_xla_knows_them() -> None:
+    assert forward_options(WIDE, "gpu") == dict(FEW_KERNELS)
+
+
+@pytest.mark.parametrize(
+    ("shape", "platform"),
+    [
+        (WIDE, "cpu"),
+        (dataclasses.replace(WIDE, num_tokens=32, num_seqs=32), "gpu"),
+        (dataclasses.replace(WIDE, num_tokens=512), "gpu"),
+    ],
+)
+def test_none_for_other_programs(shape: BatchShape, platform: str) -> None:
+    assert forward_options(shape, platform) == {}
