@@ -10,18 +10,18 @@ import jax.numpy as jnp
 
 from swiftjax.batch import BatchShape
 
-Options = tuple[tuple[str, bool | int], ...]
+Options = tuple[tuple[str, bool | str], ...]
 
 # Products in one pass over their weights, with what follows them in the same kernel. With fewer
 # rows than this they leave half of an H200 idle.
 FEW_KERNELS: Options = (
     ("xla_gpu_experimental_gemm_fusion_v2", True),
-    ("xla_gpu_experimental_force_split_k", 1),
+    ("xla_gpu_experimental_force_split_k", "1"),
 )
 MIN_ROWS = 64
 
 
-def forward_options(shape: BatchShape, platform: str | None = None) -> dict[str, bool | int]:
+def forward_options(shape: BatchShape, platform: str | None = None) -> dict[str, bool | str]:
     """For the forward pass of a batch of this shape, on this platform or the default one."""
     is_wide_decode = shape.num_tokens == shape.num_seqs >= MIN_ROWS
     if not is_wide_decode or (platform or jax.default_backend()) != "gpu":

@@ -103,7 +103,7 @@ class Programs:
         self,
         key: tuple[Any, ...],
         lower: Callable[[], jax.stages.Lowered],
-        options: dict[str, bool | int] | None = None,
+        options: dict[str, bool | str] | None = None,
     ) -> jax.stages.Compiled:
         if (found := self._compiled.get(key)) is None:
             self._compiled[key] = found = lower().compile(options)
