@@ -6,11 +6,13 @@ in jax's simulation of threads, memories and barriers; that knows neither regist
 tensor cores, so layouts are left out and products computed plainly there.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
@@ -26,14 +28,26 @@ copy_in = plgpu.copy_gmem_to_smem
 copy_out = plgpu.copy_smem_to_gmem
 commit = plgpu.commit_smem
 wait_copies_out = plgpu.wait_smem_to_gmem
+wait_copies_read = functools.partial(plgpu.wait_smem_to_gmem, wait_read_only=True)
+wait_products = plgpu.wgmma_wait
 set_max_registers = plgpu.set_max_registers
 Barrier = plgpu.Barrier
 
 
 def tiles(shape: tuple[int, ...], dtype: Any) -> Any:
     """Shared memory laid out as the tensor cores read it."""
+    columns = 128 // jnp.dtype(dtype).itemsize
     return plgpu.SMEM(
-        shape, dtype, transforms=(plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
+        shape, dtype, transforms=(plgpu.TilingTransform((8, columns)), plgpu.SwizzleTransform(128))
+    )
+
+
+def words(shape: tuple[int, ...]) -> Any:
+    """Shared memory for packed weights, 16 words of 32 bits a row, read without bank conflicts."""
+    return plgpu.SMEM(
+        shape,
+        jnp.int32,
+        transforms=(plgpu.TilingTransform((8, 16)), plgpu.SwizzleTransform(64)),
     )
 
 
@@ -80,6 +94,79 @@ def product(a: Any, b: Any, meanwhile: Callable[[], None]) -> jax.Array:
     def run(sums: Any) -> jax.Array:
         plgpu.wgmma(sums, a, plgpu.transpose_ref(b, (1, 0)))
         meanwhile()
+        return sums[...]
+
+    return pl.run_scoped(run, plgpu.WGMMAAccumulatorRef(shape, jnp.float32))
+
+
+def load_column(ref: Any) -> jax.Array:
+    """Load one number for each row of a matrix, from plain shared memory."""
+    if _triton.is_interpreted():
+        return ref[...]
+    return plgpu.load(ref, (), layout=plgpu.Layout.WGMMA.reduce(1), optimized=False)
+
+
+def store_transposed(ref: Any, x: jax.Array) -> None:
+    """Store x [R C] of a warpgroup's registers into shared memory [C R]."""
+    if _triton.is_interpreted():
+        ref[...] = x.T
+    else:
+        turned = plgpu.layout_cast(x, plgpu.Layout.WGMMA_TRANSPOSED)
+        plgpu.transpose_ref(ref, (1, 0))[...] = turned
+
+
+def join(parts: Sequence[jax.Array]) -> jax.Array:
+    """Put matrices in registers side by side."""
+    if _triton.is_interpreted():
+        return jnp.concatenate(parts, axis=1)
+    rows, columns = parts[0].shape
+    whole = plgpu.ShapeDtypeStruct(
+        (rows, columns * len(parts)), parts[0].dtype, layout=plgpu.Layout.WGMMA
+    )
+
+    @plgpu.inline_mgpu(arg_types=(plgpu.Layout.WGMMA,) * len(parts), return_type=whole)
+    def side_by_side(_: Any, *pieces: Any) -> Any:
+        registers = np.concatenate([piece.registers for piece in pieces], axis=1)
+        return type(pieces[0])(
+            _registers=registers, _layout=pieces[0].layout, _is_signed=pieces[0].is_signed
+        )
+
+    return side_by_side(*parts)
+
+
+def sum_products(
+    shape: tuple[int, int],
+    begin: Any,
+    end: Any,
+    trip: Callable[[Any, Callable[[int, jax.Array, Any], None]], None],
+) -> jax.Array:
+    """Sum up products [R S] over trips, in float32.
+
+    `trip(number, add)` calls `add(first, a, b)`: to 64 rows from the `first` on goes a [64 C] in
+    registers times b [S C] transposed, in shared memory. The tensor cores may still work on it when
+    that returns: see `wait_products`.
+    """
+    if _triton.is_interpreted():
+
+        def simulated(number: Any, sums: jax.Array) -> jax.Array:
+            parts = [sums]
+
+            def add(first: int, a: jax.Array, b: Any) -> None:
+                part = jnp.dot(a, b[...].T, preferred_element_type=jnp.float32)
+                above = (first, shape[0] - first - a.shape[0])
+                parts.append(jnp.pad(part, (above, (0, 0))))
+
+            trip(number, add)
+            return functools.reduce(jnp.add, parts)
+
+        return lax.fori_loop(begin, end, simulated, jnp.zeros(shape, jnp.float32))
+
+    def run(sums: Any) -> jax.Array:
+        def add(first: int, a: jax.Array, b: Any) -> None:
+            rows = sums if a.shape[0] == shape[0] else sums.at[pl.ds(first, a.shape[0])]
+            plgpu.wgmma(rows, a, plgpu.transpose_ref(b, (1, 0)))
+
+        pl.loop(begin, end)(lambda number: trip(number, add))
         return sums[...]
 
     return pl.run_scoped(run, plgpu.WGMMAAccumulatorRef(shape, jnp.float32))

@@ -108,6 +108,22 @@ def chunk_cases() -> dict[str, Case]:
     }
 
 
+def product_cases() -> dict[str, Case]:
+    """Products on Hopper: few tokens, parts of a sum, and two blocks of rows to a warpgroup."""
+    sizes = {"outputs": 28672, "inputs": 4096}
+    cases = {
+        "int4, 16 tokens": ("int4/32", 16, {"outputs": 4096, "inputs": 14336}),
+        "int4, 256 tokens": ("int4/128", 256, sizes),
+        "int8, 64 tokens": ("int8", 64, sizes),
+    }
+    return {
+        name: matmul_case(
+            kind, num_tokens=tokens, dtype=jnp.bfloat16, implementation="mosaic", **shape
+        )
+        for name, (kind, tokens, shape) in cases.items()
+    }
+
+
 def main(path: Path) -> None:
     """Compile everything."""
     found: dict[str, list[dict[str, object]]] = {}
@@ -117,7 +133,7 @@ def main(path: Path) -> None:
         donate = (1,) if name == "step" else ()
         kernels = compile_for(TARGETS[gpu], case.run, *case.specs, donate=donate).kernels
         found[f"{gpu} {name}"] = [dataclasses.asdict(kernel) for kernel in kernels]
-    for name, case in chunk_cases().items():
+    for name, case in (chunk_cases() | product_cases()).items():
         print("mosaic", name, flush=True)
         used = compile_for(TARGETS["h200"], case.run, *case.specs).mosaic
         found[f"mosaic {name}"] = [{"registers": r, "spilled": s} for r, s in used]

@@ -169,7 +169,15 @@ def rope_case(m: Model, *, num_tokens: int, has_norm: bool = False, stored: str 
     return Case(run, (pages, pages, qkv, angles, angles, spec(num_tokens), *norms))
 
 
-def matmul_case(kind: str, *, num_tokens: int, outputs: int, inputs: int, dtype: Any) -> Case:
+def matmul_case(
+    kind: str,
+    *,
+    num_tokens: int,
+    outputs: int,
+    inputs: int,
+    dtype: Any,
+    implementation: Implementation = "triton",
+) -> Case:
     """A product with quantised weights: int8, w8a8, fp8, or int4 and the size of its groups."""
     x, per_output = spec(num_tokens, inputs, dtype=dtype), spec(outputs, dtype=jnp.float32)
     if kind.startswith("int4"):
@@ -177,11 +185,11 @@ def matmul_case(kind: str, *, num_tokens: int, outputs: int, inputs: int, dtype:
         groups = (-(-inputs // group_size), outputs)
         words = spec(outputs, packed_int4.words_per_row(inputs))
         scales = (spec(*groups, dtype=jnp.float32), spec(*groups, dtype=jnp.uint8))
-        run = partial(int4_matmul, implementation="triton", group_size=group_size)
+        run = partial(int4_matmul, implementation=implementation, group_size=group_size)
         return Case(run, (x, words, *scales))
     matmul = {"int8": int8_matmul, "w8a8": w8a8_matmul, "fp8": fp8_matmul}[kind]
     stored = jnp.float8_e4m3fn if kind == "fp8" else jnp.int8
-    run = partial(matmul, implementation="triton")
+    run = partial(matmul, implementation=implementation)
     return Case(run, (x, spec(outputs, inputs, dtype=stored), per_output))
 
 

@@ -16,7 +16,7 @@ import pytest
 from benchmarks.deviceless import settings
 from benchmarks.gpu_targets import TARGETS
 from tests.environments import ROOT, programs_of
-from tests.kernels.compile_cases import cases_of, chunk_cases, estimates
+from tests.kernels.compile_cases import cases_of, chunk_cases, estimates, product_cases
 
 # The plugin with XLA and Triton in it, and ptxas: no library that only running needs.
 PLUGIN = (
@@ -75,8 +75,8 @@ def test_registers_are_enough(compiled: Any, gpu: str, name: str) -> None:
         assert kernel["spilled"] <= known, kernel
 
 
-@pytest.mark.parametrize("name", chunk_cases())
-def test_chunk_attention_keeps_its_state_in_registers(compiled: Any, name: str) -> None:
+@pytest.mark.parametrize("name", [*chunk_cases(), *product_cases()])
+def test_mosaic_kernels_keep_their_state_in_registers(compiled: Any, name: str) -> None:
     (kernel,) = compiled[f"mosaic {name}"]
     # A third each; the computing warpgroups then take what the loading one gives back.
     assert kernel == {"registers": 168, "spilled": 0}

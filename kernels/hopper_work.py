@@ -1,0 +1,166 @@
+"""What a program of `hopper_matmul.py` works on: its memory, and which tiles it takes in turn.
+
+Traced inside the kernel, by all warpgroups alike. Knows nothing about weights but their packing.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+
+from swiftjax.kernels.hopper_weights import INPUTS, WORDS, Packing
+from swiftjax.kernels.split_k import NUM_CORES
+
+BLOCK = 64  # rows of an instruction
+NUM_COMPUTING = 2  # warpgroups
+NEIGHBOURS = 8  # tiles of tokens that share weights while these are in the L2
+
+SHARED_BYTES = 224 * 1024  # of 227: barriers and what alignment wastes need the rest
+MOST_STAGES = 16
+LEAST_STEPS = 8  # of a part of the sum
+# For choosing a tile, in cycles of a multiprocessor; read off the compiler's output, not measured.
+UNPACKING, L2_BYTES, TILE_CYCLES = 1 / 22, 28, 2500
+
+Ref = Any
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HopperTile:
+    """Size of a tile, and parts of the sum."""
+
+    tokens: int  # 16, 32, 64, 128 or 256
+    rows: int  # outputs of a warpgroup: 64, or with up to 128 tokens 128
+    splits: int = 1
+
+    @property
+    def blocks(self) -> int:
+        """Pieces of a warpgroup's rows that are multiplied one after the other."""
+        return self.rows // BLOCK
+
+    @property
+    def outputs(self) -> int:
+        """Outputs of the tile."""
+        return NUM_COMPUTING * self.rows
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a result: parts of a sum are float32."""
+        return 2 if self.splits == 1 else 4
+
+    @property
+    def stored(self) -> int:
+        """Tokens that a warpgroup stores at once."""
+        return min(64 // self.itemsize, self.tokens)
+
+    def stages(self, packing: Packing) -> tuple[int, int]:
+        """Pieces of activations and steps of weights for which there is shared memory."""
+        step = self.outputs * (4 * WORDS + 5 * packing.groups)
+        piece = 2 * self.tokens * INPUTS
+        stored = NUM_COMPUTING * 2 * self.stored * self.rows * self.itemsize
+        room = SHARED_BYTES - stored
+        steps = min(MOST_STAGES, room // (step + packing.parts * piece) + 1)
+        return min(MOST_STAGES, (room - steps * step) // piece), steps
+
+    def is_for(self, packing: Packing, num_inputs: int, num_outputs: int) -> bool:
+        """Whether tiles and steps fill this matrix."""
+        return num_inputs % packing.step == 0 and num_outputs % self.outputs == 0
+
+    def cycles(self, packing: Packing, num_tokens: int, num_inputs: int, num_outputs: int) -> float:
+        """About how long a product takes: rounds of all multiprocessors, times one tile.
+
+        A step costs what takes longest of it: multiplying, unpacking, or copying from the L2.
+        """
+        work = self.splits * (num_outputs // self.outputs) * -(-num_tokens // self.tokens)
+        multiplied = self.outputs * self.tokens * packing.step / 2048
+        unpacked = self.outputs * packing.step * UNPACKING
+        copied = (2 * self.tokens * packing.step + 4 * self.outputs * WORDS) / L2_BYTES
+        share = -(-(num_inputs // packing.step) // self.splits)
+        stored = self.outputs * self.tokens * self.itemsize / L2_BYTES
+        if self.splits > 1:
+            stored *= 2
+        tile = share * max(multiplied, unpacked, copied) + stored + TILE_CYCLES
+        return -(-work // NUM_CORES) * tile
+
+
+def choose_tile(
+    packing: Packing, num_tokens: int, num_inputs: int, num_outputs: int
+) -> HopperTile | None:
+    """The tile that should be fastest; None where no tile fills the matrix."""
+    tiles = [
+        HopperTile(tokens=tokens, rows=rows, splits=splits)
+        for tokens in (16, 32, 64, 128, 256)
+        for rows in (64, 128)
+        for splits in (1, 2, 4, 8)
+        if rows * tokens <= 64 * 256
+        and (tokens == 16 or tokens < 2 * num_tokens)
+        and (splits == 1 or num_inputs // packing.step >= LEAST_STEPS * splits)
+    ]
+    numbers = (packing, num_tokens, num_inputs, num_outputs)
+    fitting = [tile for tile in tiles if tile.is_for(packing, num_inputs, num_outputs)]
+    return min(fitting, key=lambda tile: tile.cycles(*numbers), default=None)
+
+
+class Arguments(NamedTuple):
+    """What the kernel reads in device memory, and what it writes."""
+
+    exponents: Ref  # [planes]: as memory, since of two constants an instruction takes but one
+    x: Ref  # [T K]
+    words: Ref  # [N words]
+    scale: Ref  # [N], or of groups [G N]
+    zero: Ref | None  # of groups [G N]
+    out: Ref  # [S T N]
+
+
+class Shared(NamedTuple):
+    """Shared memory of a program, and the barriers that say who may touch it."""
+
+    x: Ref  # [stages tokens INPUTS]
+    words: Ref  # [stages outputs WORDS]
+    stored: Ref  # [NUM_COMPUTING 2 tokens rows]
+    x_is_there: Ref
+    x_is_free: Ref
+    words_are_there: Ref
+    words_are_free: Ref
+    scale: Ref | None = None  # of groups [stages groups outputs]
+    zero: Ref | None = None
+
+
+class Work(NamedTuple):
+    """One tile: where it begins in the product, and which steps it adds up."""
+
+    token: Any
+    output: Any
+    part: Any
+    begin: Any
+    end: Any
+
+    @property
+    def num_steps(self) -> Any:
+        """Steps in all."""
+        return self.end - self.begin
+
+
+def count_work(tile: HopperTile, num_tokens: int, num_outputs: int) -> int:
+    """Tiles of a product, parts of the sum counted apart."""
+    return tile.splits * (num_outputs // tile.outputs) * (num_tokens // tile.tokens)
+
+
+def take_work(arguments: Arguments, packing: Packing, tile: HopperTile, number: Any) -> Work:
+    """A tile by its number: most of those next to each other share weights, the others tokens."""
+    _, num_tokens, num_outputs = arguments.out.shape
+    rows, columns = num_tokens // tile.tokens, num_outputs // tile.outputs
+    group = lax.div(number, jnp.int32(NEIGHBOURS * columns * tile.splits))
+    inside = number - group * (NEIGHBOURS * columns * tile.splits)
+    width = jnp.minimum(rows - group * NEIGHBOURS, NEIGHBOURS)
+    column = lax.div(inside, width)
+    part = lax.div(column, jnp.int32(columns))
+    steps = arguments.x.shape[1] // packing.step
+    share = -(-steps // tile.splits)
+    return Work(
+        token=(group * NEIGHBOURS + lax.rem(inside, width)) * tile.tokens,
+        output=lax.rem(column, jnp.int32(columns)) * tile.outputs,
+        part=part,
+        begin=part * share,
+        end=jnp.minimum((part + 1) * share, steps),
+    )

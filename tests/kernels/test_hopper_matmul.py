@@ -1,0 +1,132 @@
+"""Products with 4- and 8-bit weights on Hopper, in the simulation of a GPU's threads and barriers.
+
+The simulation is slow, so it gets one case of each kind that has everything in it. That the kernel
+compiles, and with which registers, stands in `test_compiled.py`; `tests/gpu` runs it on a GPU.
+"""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from swiftjax.kernels import int4_matmul, int8_matmul, packed_int4
+from swiftjax.kernels import quantized_reference as reference
+from swiftjax.kernels.hopper_matmul import can_multiply, hopper_int4, hopper_int8
+from swiftjax.kernels.hopper_weights import Packing, unpack
+from swiftjax.kernels.hopper_work import SHARED_BYTES, HopperTile, choose_tile
+
+INT4, INT8 = Packing(bits=4, group_size=64), Packing(bits=8)
+SHAPES = ((4096, 28672), (14336, 4096), (4096, 6144), (4096, 4096))
+
+
+def int4_weights(
+    inputs: int, outputs: int, group_size: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Codes, scales of very different size, and any zero points."""
+    rng = np.random.default_rng(inputs)
+    codes = rng.integers(0, 16, (outputs, inputs)).astype(np.uint8)
+    groups = (-(-inputs // group_size), outputs)
+    scale = np.exp2(rng.integers(-3, 4, groups)) * rng.uniform(0.5, 1, groups)
+    zero = rng.integers(0, 16, groups).astype(np.uint8)
+    return jnp.asarray(packed_int4.pack(codes)), jnp.asarray(scale, jnp.float32), jnp.asarray(zero)
+
+
+def int8_weights(inputs: int, outputs: int) -> tuple[jax.Array, jax.Array]:
+    """Every code from -128 on, and scales of very different size."""
+    rng = np.random.default_rng(inputs)
+    scale = np.exp2(rng.integers(-3, 4, outputs)) * rng.uniform(0.5, 1, outputs)
+    kernel = rng.integers(-128, 128, (outputs, inputs)).astype(np.int8)
+    return jnp.asarray(kernel), jnp.asarray(scale, jnp.float32)
+
+
+def rows(num_tokens: int, num_inputs: int) -> jax.Array:
+    values = np.random.default_rng(num_tokens).standard_normal((num_tokens, num_inputs))
+    return jnp.asarray(values, jnp.bfloat16)
+
+
+def worst_row(got: jax.Array, x: jax.Array, weights: np.ndarray) -> float:
+    """The largest error of a row by its norm, against float64."""
+    wanted = np.asarray(x, np.float64) @ np.asarray(weights, np.float64).T
+    error = np.linalg.norm(np.asarray(got, np.float64) - wanted, axis=1)
+    return float((error / np.linalg.norm(wanted, axis=1)).max())
+
+
+def dense_int4(arrays: tuple[jax.Array, ...], num_inputs: int, group_size: int) -> np.ndarray:
+    dense = packed_int4.dequantize(*arrays, num_inputs=num_inputs, group_size=group_size)  # type: ignore[arg-type]
+    return np.asarray(dense.astype(jnp.bfloat16), np.float64)
+
+
+def dense_int8(kernel: jax.Array, scale: jax.Array) -> np.ndarray:
+    return np.asarray(kernel, np.float64) * np.asarray(scale, np.float64)[:, None]
+
+
+def test_int4_tiles_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Padded tokens, two tiles, two groups a step, more steps than there are stages."""
+    monkeypatch.setattr(HopperTile, "stages", lambda *_: (2, 1))
+    x, arrays = rows(20, 256), int4_weights(256, 128, 64)
+    tile = HopperTile(tokens=16, rows=64)
+    y = jax.jit(lambda *a: hopper_int4(*a, group_size=64, tile=tile))(x, *arrays)
+    assert y.dtype == x.dtype
+    assert worst_row(y, x, dense_int4(arrays, 256, 64)) < 4e-3
+
+
+def test_int8_with_parts_of_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two blocks of rows for a warpgroup, and one program that takes both parts."""
+    monkeypatch.setattr(HopperTile, "stages", lambda *_: (2, 2))
+    x, arrays = rows(16, 192), int8_weights(192, 256)
+    tile = HopperTile(tokens=16, rows=128, splits=2)
+    y = jax.jit(lambda *a: hopper_int8(*a, tile=tile))(x, *arrays)
+    assert worst_row(y, x, dense_int8(*arrays)) < 4e-3
+
+
+@pytest.mark.parametrize("group_size", [32, 64, 128])
+def test_unpacked_int4_is_what_dequantizing_gives(group_size: int) -> None:
+    packing = Packing(bits=4, group_size=group_size)
+    words, scale, zero = int4_weights(128, 64, group_size)
+    exponents = [jnp.int32(i) for i in packing.exponents()]
+    groups = [*scale], [*zero.astype(jnp.float32)]
+    dtype = jnp.dtype(jnp.bfloat16)
+    parts = [unpack(packing, words, *groups, part, exponents, dtype) for part in range(2)]
+    got = np.asarray(jnp.concatenate(parts, axis=1), np.float64)
+    np.testing.assert_array_equal(got, dense_int4((words, scale, zero), 128, group_size))
+
+
+def test_unpacked_int8_is_every_code() -> None:
+    codes = np.arange(-128, 128).astype(np.int8).reshape(4, 64)
+    exponents = [jnp.int32(i) for i in INT8.exponents()]
+    words = jnp.asarray(codes.view(np.int32))
+    got = unpack(INT8, words, [], [], 0, exponents, jnp.dtype(jnp.float16))
+    planes = codes.reshape(4, 16, 4).swapaxes(1, 2).reshape(4, 64)
+    np.testing.assert_array_equal(np.asarray(got), planes.astype(np.float16))
+
+
+@pytest.mark.parametrize("packing", [INT4, INT8], ids=["int4", "int8"])
+def test_chosen_tiles_fit_and_leave_copies_time(packing: Packing) -> None:
+    for shape, tokens in itertools.product(SHAPES, (16, 64, 200, 2048)):
+        tile = choose_tile(packing, tokens, *shape)
+        assert tile is not None
+        pieces, steps = tile.stages(packing)
+        weights = tile.outputs * (64 + 5 * packing.groups)
+        stored = 4 * tile.stored * tile.rows * tile.itemsize
+        assert pieces * tile.tokens * 128 + steps * weights + stored <= SHARED_BYTES
+        assert pieces >= 4 and steps >= 3
+        parts = -(-(shape[0] // packing.step) // tile.splits)
+        assert parts * (tile.splits - 1) < shape[0] // packing.step, "a part without steps"
+
+
+def test_what_fills_no_tile_is_left_to_others() -> None:
+    wide, narrow = rows(64, 256), rows(64, 576)
+    assert can_multiply(wide, 256, 128) and can_multiply(wide, 128, 0)
+    assert not can_multiply(wide, 192, 128) and not can_multiply(narrow, 256, 64)
+    assert not can_multiply(wide[:8], 256, 128)
+    assert not can_multiply(wide.astype(jnp.float32), 256, 128)
+    x = wide[:, :128].astype(jnp.float32)
+    arrays = int8_weights(128, 128)
+    wanted = reference.int8_matmul(x, *arrays)
+    np.testing.assert_array_equal(int8_matmul(x, *arrays, implementation="mosaic"), wanted)
+    arrays = int4_weights(128, 128, 64)
+    wanted = reference.int4_matmul(x, *arrays, group_size=64)
+    got = int4_matmul(x, *arrays, group_size=64, implementation="mosaic")
+    np.testing.assert_array_equal(got, wanted)
