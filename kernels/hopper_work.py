@@ -126,6 +126,15 @@ class Shared(NamedTuple):
     zero: Ref | None = None
 
 
+class Program(NamedTuple):
+    """What stays the same while a program runs."""
+
+    arguments: Arguments
+    shared: Shared
+    packing: Packing
+    tile: HopperTile
+
+
 class Work(NamedTuple):
     """One tile: where it begins in the product, and which steps it adds up."""
 
@@ -146,8 +155,9 @@ def count_work(tile: HopperTile, num_tokens: int, num_outputs: int) -> int:
     return tile.splits * (num_outputs // tile.outputs) * (num_tokens // tile.tokens)
 
 
-def take_work(arguments: Arguments, packing: Packing, tile: HopperTile, number: Any) -> Work:
+def take_work(program: Program, number: Any) -> Work:
     """A tile by its number: most of those next to each other share weights, the others tokens."""
+    arguments, _, packing, tile = program
     _, num_tokens, num_outputs = arguments.out.shape
     rows, columns = num_tokens // tile.tokens, num_outputs // tile.outputs
     group = lax.div(number, jnp.int32(NEIGHBOURS * columns * tile.splits))

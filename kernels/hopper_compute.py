@@ -1,0 +1,84 @@
+"""The computing warpgroups of `hopper_matmul.py`: unpack, multiply, and store what came of it."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+
+from swiftjax.kernels import _mosaic
+from swiftjax.kernels.hopper_weights import unpack
+from swiftjax.kernels.hopper_work import BLOCK, HopperTile, Program, Ref, Work
+
+
+def compute(program: Program, exponents: list[jax.Array], work: Work, done: Any) -> None:
+    """Multiply the rows of one warpgroup and store them."""
+    arguments, shared, packing, tile = program
+    num_pieces = jnp.int32(shared.x.shape[0])
+
+    def step(number: Any, add: Callable[[int, jax.Array, Ref], None]) -> None:
+        trip = done + number - work.begin
+        stage = lax.rem(trip, jnp.int32(shared.words.shape[0]))
+        _mosaic.wait(shared.words_are_there.at[stage])
+        blocks = [_load_block(program, stage, i) for i in range(tile.blocks)]
+        for part in range(packing.parts):
+            piece = trip * packing.parts + part
+            stage_of_x = lax.rem(piece, num_pieces)
+            before = lax.rem(piece + num_pieces - 1, num_pieces)
+            is_first = (number == work.begin) & (part == 0)
+            for i, block in enumerate(blocks):
+                weights = unpack(packing, *block, part, exponents, arguments.x.dtype)
+                if i == 0:
+                    _mosaic.wait(shared.x_is_there.at[stage_of_x])
+                add(i * BLOCK, weights, shared.x.at[stage_of_x])
+                # All products before are done when only this one is not.
+                _mosaic.wait_products(1)
+                if i == 0:
+                    pl.when(jnp.logical_not(is_first))(
+                        partial(_mosaic.arrive, shared.x_is_free.at[before])
+                    )
+        _mosaic.arrive(shared.words_are_free.at[stage])
+
+    sums = _mosaic.sum_products((tile.rows, tile.tokens), work.begin, work.end, step)
+    last = (done + work.num_steps) * packing.parts - 1
+    _mosaic.arrive(shared.x_is_free.at[lax.rem(last, num_pieces)])
+    if not packing.groups:
+        scale = _mosaic.load_column(arguments.scale.at[_rows_of(tile, work)])
+        sums = sums * lax.broadcast_in_dim(scale, sums.shape, [0])
+    _store(program, work, sums)
+
+
+def _load_block(
+    program: Program, stage: Any, block: int
+) -> tuple[jax.Array, list[jax.Array], list[jax.Array]]:
+    """Words, scales and zero points of a step, for one of a warpgroup's blocks of rows."""
+    _, shared, packing, tile = program
+    rows = pl.ds(lax.axis_index("warpgroup") * tile.rows + block * BLOCK, BLOCK)
+    words = _mosaic.matrix(shared.words[stage, rows])
+    if shared.scale is None or shared.zero is None:
+        return words, [], []
+    at = [(stage, group, rows) for group in range(packing.groups)]
+    scales = [_mosaic.load_column(shared.scale.at[i]) for i in at]
+    zeros = [_mosaic.load_column(shared.zero.at[i]).astype(jnp.float32) for i in at]
+    return words, scales, zeros
+
+
+def _store(program: Program, work: Work, sums: jax.Array) -> None:
+    """Write a warpgroup's rows of the transposed product, some tokens at a time."""
+    out, shared, tile = program.arguments.out, program.shared, program.tile
+    size = tile.stored
+    others = 0 if size == tile.tokens else 1  # copies that may still read: of the other half
+    for i, first in enumerate(range(0, tile.tokens, size)):
+        stored = shared.stored.at[lax.axis_index("warpgroup"), i % 2]
+        _mosaic.wait_copies_read(others)
+        _mosaic.store_transposed(stored, sums[:, first : first + size].astype(out.dtype))
+        _mosaic.commit()
+        tokens = pl.ds(work.token + first, size)
+        _mosaic.copy_out(stored, out.at[work.part, tokens, _rows_of(tile, work)])
+
+
+def _rows_of(tile: HopperTile, work: Work) -> Any:
+    return pl.ds(work.output + lax.axis_index("warpgroup") * tile.rows, tile.rows)
