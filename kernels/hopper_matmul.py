@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
@@ -74,6 +75,8 @@ def hopper_int8(
     return _matmul(Packing(bits=8), planes.reshape(x.shape), words, [scale], tile)
 
 
+# Traced and lowered once for all layers of a model: that takes seconds.
+@partial(jax.jit, static_argnames=("packing", "tile"))
 def _matmul(
     packing: Packing,
     x: Float[Array, "T K"],

@@ -83,10 +83,10 @@ class HopperTile:
         return -(-work // NUM_CORES) * tile
 
 
-def choose_tile(
+def possible_tiles(
     packing: Packing, num_tokens: int, num_inputs: int, num_outputs: int
-) -> HopperTile | None:
-    """The tile that should be fastest; None where no tile fills the matrix."""
+) -> list[HopperTile]:
+    """Tiles that fill the matrix and are not mostly padding."""
     tiles = [
         HopperTile(tokens=tokens, rows=rows, splits=splits)
         for tokens in (16, 32, 64, 128, 256)
@@ -96,9 +96,15 @@ def choose_tile(
         and (tokens == 16 or tokens < 2 * num_tokens)
         and (splits == 1 or num_inputs // packing.step >= LEAST_STEPS * splits)
     ]
+    return [tile for tile in tiles if tile.is_for(packing, num_inputs, num_outputs)]
+
+
+def choose_tile(
+    packing: Packing, num_tokens: int, num_inputs: int, num_outputs: int
+) -> HopperTile | None:
+    """The tile that should be fastest; None where no tile fills the matrix."""
     numbers = (packing, num_tokens, num_inputs, num_outputs)
-    fitting = [tile for tile in tiles if tile.is_for(packing, num_inputs, num_outputs)]
-    return min(fitting, key=lambda tile: tile.cycles(*numbers), default=None)
+    return min(possible_tiles(*numbers), key=lambda tile: tile.cycles(*numbers), default=None)
 
 
 class Arguments(NamedTuple):

@@ -2,8 +2,7 @@
 
 Each picks its implementation; what the products mean, and the layouts, stands in
 `quantized_reference.py`. The Triton kernels serve few tokens, where reading the weights takes the
-time; many tokens are left to XLA, which writes the weights out in the type of `x` once. The Mosaic
-kernel is for any number from 16 on, and for those who ask for it.
+time; many tokens are left to XLA, which writes the weights out in the type of `x` once.
 """
 
 import jax
@@ -12,7 +11,6 @@ from jaxtyping import Array, Float, Float32, Int8, Int32, UInt8
 
 from swiftjax.kernels import _triton
 from swiftjax.kernels import quantized_reference as reference
-from swiftjax.kernels.hopper_matmul import can_multiply, hopper_int4, hopper_int8
 from swiftjax.kernels.implementation import Implementation, choose_implementation, runs_triton
 from swiftjax.kernels.int4_matmul import int4_tiles
 from swiftjax.kernels.narrow_matmul import narrow_matmul
@@ -29,8 +27,6 @@ def int8_matmul(
     implementation: Implementation | None = None,
 ) -> Float[Array, "T N"]:
     """x @ (kernel * scale).T with weights of 8 bits and activations as they are."""
-    if implementation == "mosaic" and can_multiply(x, kernel.shape[0], 0):
-        return hopper_int8(x, kernel, scale)
     if _is_for_triton(x, implementation):
         return narrow_matmul(x, kernel, scale, None, dtype=x.dtype)
     return reference.int8_matmul(x, kernel, scale)
@@ -46,8 +42,6 @@ def int4_matmul(
     implementation: Implementation | None = None,
 ) -> Float[Array, "T N"]:
     """x @ weights.T for weights packed as `packed_int4` says."""
-    if implementation == "mosaic" and can_multiply(x, kernel.shape[0], group_size):
-        return hopper_int4(x, kernel, scale, zero, group_size=group_size)
     if _is_for_triton(x, implementation):
         return int4_tiles(x, kernel, scale, zero, group_size=group_size)
     return reference.int4_matmul(x, kernel, scale, zero, group_size=group_size)

@@ -10,12 +10,10 @@ import pytest
 from swiftjax.kernels import (
     _triton,
     decode_attention,
-    int4_matmul,
-    int8_matmul,
     ragged_attention,
     write_kv,
 )
-from swiftjax.kernels.hopper_matmul import hopper_int4
+from swiftjax.kernels.hopper_matmul import hopper_int4, hopper_int8
 from swiftjax.kernels.hopper_work import HopperTile
 from tests.kernels.attention_case import Shape, make_case, relative_error
 from tests.kernels.shapes import DECODES, PROMPTS, RAGGED
@@ -170,11 +168,10 @@ def test_large_pools_are_written_in_place_and_addressed_correctly(gibibytes: flo
 def test_products_on_hopper_equal_dense(shape: tuple[int, int], num_tokens: int) -> None:
     """Chosen tiles, more of them than multiprocessors or parts of the sum."""
     x, int4, int8 = rows(num_tokens, shape[0]), int4_weights(*shape, 128), int8_weights(*shape)
-    pack4 = jax.jit(partial(int4_matmul, group_size=128, implementation="mosaic"))
-    pack8 = jax.jit(partial(int8_matmul, implementation="mosaic"))
-    assert worst_row(pack4(x, *int4), x, dense_int4(int4, shape[0], 128)) < 5e-3
-    assert worst_row(pack8(x, *int8), x, dense_int8(*int8)) < 5e-3
-    np.testing.assert_array_equal(pack4(x, *int4), pack4(x, *int4))
+    multiply4, multiply8 = jax.jit(partial(hopper_int4, group_size=128)), jax.jit(hopper_int8)
+    assert worst_row(multiply4(x, *int4), x, dense_int4(int4, shape[0], 128)) < 5e-3
+    assert worst_row(multiply8(x, *int8), x, dense_int8(*int8)) < 5e-3
+    np.testing.assert_array_equal(multiply4(x, *int4), multiply4(x, *int4))
 
 
 @pytest.mark.skipif(_triton.capability() != (9, 0), reason="needs a Hopper GPU")

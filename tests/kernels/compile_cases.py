@@ -117,9 +117,7 @@ def product_cases() -> dict[str, Case]:
         "int8, 64 tokens": ("int8", 64, sizes),
     }
     return {
-        name: matmul_case(
-            kind, num_tokens=tokens, dtype=jnp.bfloat16, implementation="mosaic", **shape
-        )
+        name: matmul_case(kind, num_tokens=tokens, dtype=jnp.bfloat16, on_hopper=True, **shape)
         for name, (kind, tokens, shape) in cases.items()
     }
 

@@ -27,6 +27,7 @@ from swiftjax.kernels import (
     write_kv,
 )
 from swiftjax.kernels.decode_attention import choose_decode_config
+from swiftjax.kernels.hopper_matmul import hopper_int4, hopper_int8
 from swiftjax.kernels.ragged_attention import choose_ragged_config
 
 
@@ -176,7 +177,7 @@ def matmul_case(
     outputs: int,
     inputs: int,
     dtype: Any,
-    implementation: Implementation = "triton",
+    on_hopper: bool = False,
 ) -> Case:
     """A product with quantised weights: int8, w8a8, fp8, or int4 and the size of its groups."""
     x, per_output = spec(num_tokens, inputs, dtype=dtype), spec(outputs, dtype=jnp.float32)
@@ -185,11 +186,12 @@ def matmul_case(
         groups = (-(-inputs // group_size), outputs)
         words = spec(outputs, packed_int4.words_per_row(inputs))
         scales = (spec(*groups, dtype=jnp.float32), spec(*groups, dtype=jnp.uint8))
-        run = partial(int4_matmul, implementation=implementation, group_size=group_size)
+        matmul = hopper_int4 if on_hopper else partial(int4_matmul, implementation="triton")
+        run = partial(matmul, group_size=group_size)
         return Case(run, (x, words, *scales))
     matmul = {"int8": int8_matmul, "w8a8": w8a8_matmul, "fp8": fp8_matmul}[kind]
     stored = jnp.float8_e4m3fn if kind == "fp8" else jnp.int8
-    run = partial(matmul, implementation=implementation)
+    run = hopper_int8 if on_hopper else partial(matmul, implementation="triton")
     return Case(run, (x, spec(outputs, inputs, dtype=stored), per_output))
 
 

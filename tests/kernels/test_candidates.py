@@ -1,4 +1,4 @@
-"""A form of the int4 kernel that waits for a measurement is right before it, interpreted."""
+"""Forms of products that wait for a measurement are right before it, on a CPU."""
 
 from dataclasses import replace
 from functools import partial
@@ -6,7 +6,9 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
+from benchmarks import quantized_problems as products
 from swiftjax.kernels import _triton, packed_int4
 from swiftjax.kernels.int4_matmul import int4_tiles
 from swiftjax.kernels.split_k import MatmulTile
@@ -29,3 +31,12 @@ def test_fused_scales_of_int4_groups_change_nothing_but_rounding() -> None:
         for f in (False, True)
     )
     assert relative_error(fused, np.asarray(plain, np.float64)) <= 1e-6
+
+
+def test_weights_written_out_apart_give_the_same_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "ROTATED_BYTES", 1)
+    monkeypatch.setattr(products, "TOLERANCE", 4e-3)
+    for kind in products.HOPPER_KINDS:
+        problem = products.make_problem(kind, 256, 256)
+        x = products.rows_of(problem, 5)
+        products.check(problem, x, jax.jit(products.apart(kind))(x, *problem.weights[0]))

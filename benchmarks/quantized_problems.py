@@ -1,0 +1,217 @@
+"""Products with quantised weights to be timed: random weights, forms of the product, tiles to try.
+
+Knows no clock. Used by `quantized_matmul.py`, which times and reports.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from swiftjax import kernels
+from swiftjax.kernels import _triton, packed_int4
+from swiftjax.kernels import quantized_reference as reference
+from swiftjax.kernels.hopper_matmul import hopper_int4, hopper_int8
+from swiftjax.kernels.hopper_weights import Packing
+from swiftjax.kernels.hopper_work import HopperTile, possible_tiles
+from swiftjax.kernels.int4_matmul import int4_tiles
+from swiftjax.kernels.narrow_matmul import narrow_matmul
+from swiftjax.kernels.quantized_matmul import MOST_TOKENS
+from swiftjax.kernels.split_k import MatmulTile
+from swiftjax.kernels.split_k import choose_tile as choose_triton_tile
+from swiftjax.model.linear import packed_params
+from swiftjax.quantization import WeightFormat
+
+KINDS = ("int4", "int8", "fp8", "w8a8")
+HOPPER_KINDS = ("int4", "int8")
+GROUP_SIZE = 128
+ROTATED_BYTES = 1.2e9
+TOLERANCE, CHECKED_OUTPUTS = 2e-2, 256
+MOSAIC_TILES = 5
+AS_CALLED = "as the model calls it"
+
+Matmul = Callable[..., jax.Array]
+Forms = dict[str, Matmul]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """Weights of one kind and shape, several times over."""
+
+    kind: str
+    inputs: int
+    outputs: int
+    weights: list[tuple[jax.Array, ...]]
+
+    @property
+    def packed_bytes(self) -> int:
+        """Of the codes of one matrix, without scales."""
+        return self.weights[0][0].nbytes
+
+
+def make_problem(kind: str, inputs: int, outputs: int) -> Problem:
+    """Random codes; a scale that gives results of about one."""
+    if kind == "bf16":
+        likes: list[Any] = [jax.ShapeDtypeStruct((inputs, outputs), jnp.bfloat16)]
+    else:
+        form = WeightFormat(kind=kind, group_size=GROUP_SIZE if kind == "int4" else 0)  # type: ignore[arg-type]
+        likes = list(packed_params(form, inputs, outputs).values())
+    size = likes[0].size * likes[0].dtype.itemsize
+    weights = []
+    for i in range(-(-int(ROTATED_BYTES) // size)):
+        keys = jax.random.split(jax.random.key(i), len(likes))
+        weights.append(tuple(map(random_like, keys, likes)))
+    return Problem(kind=kind, inputs=inputs, outputs=outputs, weights=weights)
+
+
+@partial(jax.jit, static_argnums=1)
+def random_like(key: jax.Array, like: Any) -> jax.Array:
+    """Any codes of one parameter."""
+    if like.dtype == jnp.int32:
+        return jax.random.bits(key, like.shape, jnp.uint32).view(jnp.int32)
+    if like.dtype == jnp.int8:
+        return jax.random.randint(key, like.shape, -127, 128, jnp.int8)
+    if like.dtype == jnp.uint8:
+        return jax.random.randint(key, like.shape, 0, 16, jnp.uint8)
+    if like.dtype == jnp.float32:
+        return jax.random.uniform(key, like.shape, jnp.float32, 0.01, 0.02)
+    return jax.random.normal(key, like.shape, jnp.bfloat16).astype(like.dtype)
+
+
+def rows_of(problem: Problem, tokens: int) -> jax.Array:
+    """The activations, the same each time."""
+    return jax.random.normal(jax.random.key(7), (tokens, problem.inputs), jnp.bfloat16)
+
+
+def check(problem: Problem, x: jax.Array, out: jax.Array) -> None:
+    """Compare some outputs with the plain computation; raises AssertionError."""
+    if problem.kind == "bf16":
+        return
+    kernel, *scales = problem.weights[0]
+    plain = getattr(reference, f"{problem.kind}_matmul")
+    options = {"group_size": GROUP_SIZE} if problem.kind == "int4" else {}
+    some = slice(None, None, problem.outputs // CHECKED_OUTPUTS)
+    wanted = plain(x, kernel[some], *(scale[..., some] for scale in scales), **options)
+    got, wanted = (part.astype(jnp.float32) for part in (out[:, some], wanted))
+    error = float(jnp.linalg.norm(got - wanted) / jnp.linalg.norm(wanted))
+    assert error < TOLERANCE, f"relative error {error:.1e}"
+
+
+def called(kind: str) -> Matmul:
+    """The op that the model calls."""
+    if kind == "bf16":
+        return jnp.dot
+    options = {"group_size": GROUP_SIZE} if kind == "int4" else {}
+    return partial(getattr(kernels, f"{kind}_matmul"), implementation="triton", **options)
+
+
+def apart(kind: str) -> Matmul:
+    """Weights are written out in bfloat16 first, and then XLA's product of them."""
+
+    def matmul(x: jax.Array, kernel: jax.Array, scale: jax.Array, *zero: jax.Array) -> jax.Array:
+        if kind == "int4":
+            codes = packed_int4.unpack(kernel, x.shape[1])
+            codes = codes.reshape(codes.shape[0], -1, GROUP_SIZE)
+            # Turned before: a product with what is turned would be written in small pieces.
+            turned = lax.optimization_barrier((scale.T, zero[0].T.astype(jnp.int32)))
+            scales, zeros = (array[:, :, None] for array in turned)
+            weights = (codes - zeros).astype(jnp.float32) * scales
+            weights = weights.reshape(codes.shape[0], -1)
+        else:
+            weights = kernel.astype(jnp.float32) * scale[:, None]
+        weights = lax.optimization_barrier(weights.astype(x.dtype))
+        return lax.dot_general(x, weights, reference.CONTRACT_LAST)
+
+    return matmul
+
+
+def compared_forms(kind: str, tokens: int) -> Forms:
+    """The present form and those that may replace it."""
+    forms = {AS_CALLED: called(kind)}
+    if kind in HOPPER_KINDS:
+        forms["mosaic"] = on_hopper(kind)
+        if tokens > MOST_TOKENS:
+            forms["weights written out apart"] = apart(kind)
+    return forms
+
+
+def on_hopper(kind: str, tile: HopperTile | None = None) -> Matmul:
+    """The Mosaic kernel, with the tile that it chooses or one given."""
+    if kind == "int4":
+        return partial(hopper_int4, group_size=GROUP_SIZE, tile=tile)
+    return partial(hopper_int8, tile=tile)
+
+
+def with_tile(kind: str, tile: MatmulTile) -> Matmul:
+    """The Triton kernel with a tile given."""
+    if kind == "int4":
+        return partial(int4_tiles, group_size=GROUP_SIZE, tile=tile)
+
+    def narrow(x: jax.Array, kernel: jax.Array, scale: jax.Array) -> jax.Array:
+        if kind == "int8":
+            return narrow_matmul(x, kernel, scale, None, dtype=x.dtype, tile=tile)
+        limit = reference.INT8_MAX if kind == "w8a8" else reference.FP8_MAX
+        values, rows = reference.quantize_rows(x, limit)
+        values = jnp.round(values) if kind == "w8a8" else values
+        return narrow_matmul(
+            values.astype(kernel.dtype), kernel, scale, rows[:, 0], dtype=x.dtype, tile=tile
+        )
+
+    return narrow
+
+
+def triton_forms(problem: Problem, tokens: int) -> Forms:
+    """Every tile to try, by what it is."""
+    tiles = triton_tiles(problem.kind, problem, tokens)
+    return {told(tile): with_tile(problem.kind, tile) for tile in tiles}
+
+
+def triton_tiles(kind: str, problem: Problem, tokens: int) -> Iterator[MatmulTile]:
+    """The chosen tile first, then others around it."""
+    chosen = choose_triton_tile(
+        tokens, problem.outputs, problem.inputs, transposed=kind in ("fp8", "w8a8")
+    )
+    yield chosen
+    if kind == "int4":
+        # Twice the outputs read the activations half as often.
+        wide = _triton.Launch(num_warps=8, num_stages=3)
+        yield replace(chosen, transposed=True, fused=True)
+        yield replace(chosen, transposed=True, fused=True, block_n=256, launch=wide)
+        yield replace(chosen, transposed=True, fused=True, block_n=256, launch=wide, splits=2)
+    # Operands of 8 bits have their own instructions only where the weights stand first.
+    orders = (True,) if kind in ("fp8", "w8a8") else (False, True)
+    block_ks = (128,) if kind == "int4" else (128, 256)
+    splits = (2, 4, 8) if problem.outputs < problem.inputs else (1, 2)
+    for order, block_n, block_k, parts, (warps, stages) in itertools.product(
+        orders, (64, 128), block_ks, splits, ((4, 3), (4, 4), (8, 3))
+    ):
+        yield replace(
+            chosen, block_n=block_n, block_k=block_k, transposed=order, splits=parts,
+            launch=_triton.Launch(num_warps=warps, num_stages=stages),
+        )  # fmt: skip
+
+
+def mosaic_forms(problem: Problem, tokens: int) -> Forms:
+    """For every size of tile the splits that should be best; the chosen tile first."""
+    packing = Packing(bits=4, group_size=GROUP_SIZE) if problem.kind == "int4" else Packing(bits=8)
+    numbers = (packing, tokens, problem.inputs, problem.outputs)
+    best: dict[tuple[int, int], HopperTile] = {}
+    for tile in sorted(possible_tiles(*numbers), key=lambda tile: tile.cycles(*numbers)):
+        best.setdefault((tile.tokens, tile.rows), tile)
+    return {told(tile): on_hopper(problem.kind, tile) for tile in [*best.values()][:MOSAIC_TILES]}
+
+
+def told(tile: MatmulTile | HopperTile) -> str:
+    """A tile in a few words."""
+    if isinstance(tile, HopperTile):
+        return f"mosaic, {tile.tokens} tokens x {tile.outputs} outputs, {tile.splits} splits"
+    sizes = f"{tile.block_m}x{tile.block_n}x{tile.block_k}, {tile.splits} splits"
+    order = "transposed" if tile.transposed else "straight"
+    fused = ", fused" if tile.fused else ""
+    launch = f"{tile.launch.num_warps} warps, {tile.launch.num_stages} stages"
+    return f"{sizes}, {order}, {launch}{fused}"
