@@ -25,14 +25,18 @@ from swiftjax.kernels.quantized_pages import Pages, QuantizedPages
 from swiftjax.kernels.ragged_attention import ragged_attention
 from swiftjax.kernels.reference import rms_norm, rotate
 from swiftjax.kernels.rope_write import rope_write
+from swiftjax.kernels.rounded_rows import Gated, Normed, Rows, plain_rows
 from swiftjax.kernels.streams import Streams
 from swiftjax.kernels.write_kv import write_kv
 
 __all__ = [
     "IMPLEMENTATIONS",
+    "Gated",
     "Implementation",
+    "Normed",
     "Pages",
     "QuantizedPages",
+    "Rows",
     "Streams",
     "check_prompt_attention",
     "check_supported",
@@ -43,6 +47,7 @@ __all__ = [
     "int4_matmul",
     "int8_matmul",
     "packed_int4",
+    "plain_rows",
     "ragged_attention",
     "rms_norm",
     "rope_write",

@@ -11,8 +11,7 @@ from jaxtyping import Array, Bool, Float
 
 from swiftjax.kernels import _triton
 from swiftjax.kernels.paged_tile import Keys, Ref, load_rows
-from swiftjax.kernels.quantized_pages import largest_value
-from swiftjax.kernels.quantized_reference import FP8, SMALLEST_SCALE
+from swiftjax.kernels.quantized_reference import FP8, SMALLEST_SCALE, largest_value
 from swiftjax.kernels.trips import Tile
 
 

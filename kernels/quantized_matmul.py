@@ -7,13 +7,14 @@ time; many tokens are left to XLA, which writes the weights out in the type of `
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Float32, Int8, Int32, UInt8
+from jaxtyping import Array, Float, Float32, Int8, Int32, Num, UInt8
 
 from swiftjax.kernels import _triton
 from swiftjax.kernels import quantized_reference as reference
 from swiftjax.kernels.implementation import Implementation, choose_implementation, runs_triton
 from swiftjax.kernels.int4_matmul import int4_tiles
 from swiftjax.kernels.narrow_matmul import narrow_matmul
+from swiftjax.kernels.rounded_rows import Rows, plain_rows, round_rows
 
 # Up to so many tokens the kernels are used.
 MOST_TOKENS = 64
@@ -27,7 +28,7 @@ def int8_matmul(
     implementation: Implementation | None = None,
 ) -> Float[Array, "T N"]:
     """x @ (kernel * scale).T with weights of 8 bits and activations as they are."""
-    if _is_for_triton(x, implementation):
+    if _is_for_triton(x.shape[0], x.dtype, implementation):
         return narrow_matmul(x, kernel, scale, None, dtype=x.dtype)
     return reference.int8_matmul(x, kernel, scale)
 
@@ -42,13 +43,13 @@ def int4_matmul(
     implementation: Implementation | None = None,
 ) -> Float[Array, "T N"]:
     """x @ weights.T for weights packed as `packed_int4` says."""
-    if _is_for_triton(x, implementation):
+    if _is_for_triton(x.shape[0], x.dtype, implementation):
         return int4_tiles(x, kernel, scale, zero, group_size=group_size)
     return reference.int4_matmul(x, kernel, scale, zero, group_size=group_size)
 
 
 def w8a8_matmul(
-    x: Float[Array, "T K"],
+    x: Rows,
     kernel: Int8[Array, "N K"],
     scale: Float32[Array, " N"],
     input_scale: Float32[Array, " 1"] | None = None,
@@ -59,15 +60,15 @@ def w8a8_matmul(
 
     What a given scale cannot hold is cut off.
     """
-    if _is_for_triton(x, implementation):
-        values, row_scale = reference.quantize_rows(x, reference.INT8_MAX, input_scale)
-        rows = jnp.round(values).astype(jnp.int8)
-        return narrow_matmul(rows, kernel, scale, row_scale[:, 0], dtype=x.dtype)
-    return reference.w8a8_matmul(x, kernel, scale, input_scale)
+    if input_scale is None:
+        rows = round_rows(x, jnp.int8, implementation=implementation)
+    else:
+        rows = reference.round_rows(plain_rows(x), jnp.int8, input_scale)
+    return _multiply_rounded(rows, kernel, scale, x.dtype, implementation)
 
 
 def fp8_matmul(
-    x: Float[Array, "T K"],
+    x: Rows,
     kernel: Float[Array, "N K"],
     scale: Float32[Array, " N"],
     *,
@@ -77,14 +78,26 @@ def fp8_matmul(
 
     GPUs of a compute capability under 8.9 have no such products and are left to XLA.
     """
-    if _is_for_triton(x, implementation) and _triton.has_fp8():
-        values, row_scale = reference.quantize_rows(x, reference.FP8_MAX)
-        rows = values.astype(reference.FP8)
-        return narrow_matmul(rows, kernel, scale, row_scale[:, 0], dtype=x.dtype)
-    return reference.fp8_matmul(x, kernel, scale)
+    rows = round_rows(x, reference.FP8, implementation=implementation)
+    return _multiply_rounded(rows, kernel, scale, x.dtype, implementation)
 
 
-def _is_for_triton(x: Float[Array, "T K"], implementation: Implementation | None) -> bool:
+def _multiply_rounded(
+    rows: reference.RoundedRows,
+    kernel: Num[Array, "N K"],
+    scale: Float32[Array, " N"],
+    dtype: jnp.dtype,
+    implementation: Implementation | None,
+) -> Float[Array, "T N"]:
+    is_known = kernel.dtype != reference.FP8 or _triton.has_fp8()
+    if is_known and _is_for_triton(rows.codes.shape[0], dtype, implementation):
+        return narrow_matmul(rows.codes, kernel, scale, rows.scale, dtype=dtype)
+    return reference.multiply_rounded(rows, kernel, scale, dtype)
+
+
+def _is_for_triton(
+    num_tokens: int, dtype: jnp.dtype, implementation: Implementation | None
+) -> bool:
     """Few tokens; float32 has no fast tensor cores and is left to XLA."""
     chosen = implementation or choose_implementation(jax.default_backend())
-    return runs_triton(chosen) and x.shape[0] <= MOST_TOKENS and x.dtype != jnp.float32
+    return runs_triton(chosen) and num_tokens <= MOST_TOKENS and dtype != jnp.float32

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32, Num
 
-from swiftjax.kernels.quantized_reference import FP8, FP8_MAX, INT8_MAX, SMALLEST_SCALE
+from swiftjax.kernels.quantized_reference import FP8, SMALLEST_SCALE, largest_value
 
 
 class QuantizedPages(NamedTuple):
@@ -25,11 +25,6 @@ class QuantizedPages(NamedTuple):
 
 
 Pages = Float[Array, "P K S H"] | QuantizedPages
-
-
-def largest_value(dtype: jnp.dtype) -> float:
-    """The largest number that pages of this type hold, before the scale."""
-    return FP8_MAX if dtype == FP8 else INT8_MAX
 
 
 def quantize_heads(

@@ -5,9 +5,12 @@ Letters: T tokens, K inputs, N outputs, G groups of inputs. Sums are float32 (in
 results have the dtype of `x`.
 """
 
+from typing import NamedTuple
+
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Float32, Int8, Int32, UInt8
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Float32, Int8, Int32, Num, UInt8
 
 from swiftjax.kernels import packed_int4
 
@@ -16,6 +19,13 @@ FP8_MAX = 448.0  # the cast makes NaN of what is larger
 INT8_MAX = 127.0
 # The smallest normal float32: a scale below it would be flushed to zero.
 SMALLEST_SCALE = 2.0**-126
+
+
+class RoundedRows(NamedTuple):
+    """Rows in 8 bits: row t is codes[t] * scale[t]."""
+
+    codes: Num[Array, "T K"]  # int8 or e4m3
+    scale: Float32[Array, " T"]
 
 
 def int8_matmul(
@@ -47,24 +57,40 @@ def w8a8_matmul(
     input_scale: Float32[Array, " 1"] | None = None,
 ) -> Float[Array, "T N"]:
     """The product of int8 weights with int8 activations, whose scale is per token or given."""
-    values, row_scale = quantize_rows(x, INT8_MAX, input_scale)
-    rounded = jnp.round(values).astype(jnp.int8)
-    y = lax.dot_general(rounded, kernel, CONTRACT_LAST, preferred_element_type=jnp.int32)
-    return (y.astype(jnp.float32) * row_scale * scale[None, :]).astype(x.dtype)
+    return multiply_rounded(round_rows(x, jnp.int8, input_scale), kernel, scale, x.dtype)
 
 
 def fp8_matmul(
     x: Float[Array, "T K"], kernel: Float[Array, "N K"], scale: Float32[Array, " N"]
 ) -> Float[Array, "T N"]:
     """The product of e4m3 weights with e4m3 activations, which get a scale per token here."""
-    values, row_scale = quantize_rows(x, FP8_MAX)
-    y = lax.dot_general(
-        values.astype(FP8), kernel, CONTRACT_LAST, preferred_element_type=jnp.float32
-    )
-    return (y * row_scale * scale[None, :]).astype(x.dtype)
+    return multiply_rounded(round_rows(x, FP8), kernel, scale, x.dtype)
+
+
+def multiply_rounded(
+    rows: RoundedRows, kernel: Num[Array, "N K"], scale: Float32[Array, " N"], dtype: jnp.dtype
+) -> Float[Array, "T N"]:
+    """The product of rows and weights that are both in 8 bits, in `dtype`."""
+    wide = jnp.float32 if kernel.dtype == FP8 else jnp.int32
+    y = lax.dot_general(rows.codes, kernel, CONTRACT_LAST, preferred_element_type=wide)
+    return (y.astype(jnp.float32) * rows.scale[:, None] * scale[None, :]).astype(dtype)
 
 
 CONTRACT_LAST = (((1,), (1,)), ((), ()))
+
+
+def largest_value(dtype: DTypeLike) -> float:
+    """The largest number that is stored in this type of 8 bits, before the scale."""
+    return FP8_MAX if dtype == FP8 else INT8_MAX
+
+
+def round_rows(
+    x: Float[Array, "T K"], dtype: DTypeLike, given: Float32[Array, " 1"] | None = None
+) -> RoundedRows:
+    """Round every row to int8 or e4m3 as `quantize_rows` scales it."""
+    values, scale = quantize_rows(x, largest_value(dtype), given)
+    codes = values if dtype == FP8 else jnp.round(values)
+    return RoundedRows(codes.astype(dtype), scale[:, 0])
 
 
 def quantize_rows(

@@ -108,8 +108,8 @@ class _Tap:
         self.projection = projection
         self.seen: list[Array] = []
 
-    def __call__(self, x: Array, implementation: kernels.Implementation) -> Array:
-        self.seen.append(x)
+    def __call__(self, x: kernels.Rows, implementation: kernels.Implementation) -> Array:
+        self.seen.append(kernels.plain_rows(x))
         return self.projection(x, implementation)
 
 

@@ -68,10 +68,11 @@ class Linear(nnx.Module):
         self.bias = nnx.Param(jnp.zeros((out_dim,), dtype)) if use_bias else None
 
     def __call__(
-        self, x: Float[Array, "T in"], implementation: kernels.Implementation | None = None
+        self, x: kernels.Rows, implementation: kernels.Implementation | None = None
     ) -> Float[Array, "T out"]:
         """Project every row; `implementation` None is the platform's own."""
         if self.form is None:
+            x = kernels.plain_rows(x)
             y = jnp.dot(x, self.kernel[...], precision=dot_precision(x.dtype))
         else:
             y = self._quantized(x, self.form, implementation)
@@ -79,19 +80,22 @@ class Linear(nnx.Module):
 
     def _quantized(
         self,
-        x: Float[Array, "T in"],
+        x: kernels.Rows,
         form: WeightFormat,
         implementation: kernels.Implementation | None,
     ) -> Float[Array, "T out"]:
         assert self.kernel_scale is not None
         kernel, scale = self.kernel[...], self.kernel_scale[...]
+        if form.kind == "fp8":
+            return kernels.fp8_matmul(x, kernel, scale, implementation=implementation)
+        if form.kind == "w8a8":
+            static = None if self.kernel_input_scale is None else self.kernel_input_scale[...]
+            return kernels.w8a8_matmul(x, kernel, scale, static, implementation=implementation)
+        x = kernels.plain_rows(x)
+        if self.kernel_zero is None:
+            return kernels.int8_matmul(x, kernel, scale, implementation=implementation)
         if self.kernel_order is not None:
             x = x.at[:, self.kernel_order[...]].get(mode="clip")
-        if self.kernel_input_scale is not None:
-            static = self.kernel_input_scale[...]
-            return kernels.w8a8_matmul(x, kernel, scale, static, implementation=implementation)
-        if self.kernel_zero is None:
-            return _MATMULS[form.kind](x, kernel, scale, implementation=implementation)
         return kernels.int4_matmul(
             x,
             kernel,
@@ -100,10 +104,3 @@ class Linear(nnx.Module):
             group_size=form.group_size,
             implementation=implementation,
         )
-
-
-_MATMULS = {
-    "int8": kernels.int8_matmul,
-    "w8a8": kernels.w8a8_matmul,
-    "fp8": kernels.fp8_matmul,
-}

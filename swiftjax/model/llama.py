@@ -35,6 +35,10 @@ class RMSNorm(nnx.Module):
         """Normalise the last axis."""
         return kernels.rms_norm(x, self.scale[...], self.eps)
 
+    def left(self, x: Float[Array, "T D"]) -> kernels.Normed:
+        """Leave it to the projection that reads the rows: it may want them in 8 bits."""
+        return kernels.Normed(x=x, scale=self.scale[...], eps=self.eps)
+
 
 class Attention(nnx.Module):
     """Grouped-query attention over the paged cache."""
@@ -58,7 +62,7 @@ class Attention(nnx.Module):
 
     def __call__(
         self,
-        x: Float[Array, "T D"],
+        x: kernels.Rows,
         keys: kernels.Pages,
         values: kernels.Pages,
         inputs: LayerInputs,
@@ -81,7 +85,7 @@ class Attention(nnx.Module):
             )
         with jax.named_scope("attention"):
             out = self._attend(q, keys, values, inputs)
-        out = self.output(out.reshape(x.shape[0], -1), inputs.implementation)
+        out = self.output(out.reshape(out.shape[0], -1), inputs.implementation)
         return out, keys, values
 
     def _attend(
@@ -136,11 +140,10 @@ class MLP(nnx.Module):
         self.down = linear(f, d, form=config.weight_format(f"{name}.down"))
 
     def __call__(
-        self, x: Float[Array, "T D"], implementation: kernels.Implementation
+        self, x: kernels.Rows, implementation: kernels.Implementation
     ) -> Float[Array, "T D"]:
         """down(silu(gate(x)) * up(x))."""
-        gate, up = jnp.split(self.gate_up(x, implementation), 2, axis=-1)
-        return self.down(jax.nn.silu(gate) * up, implementation)
+        return self.down(kernels.Gated(self.gate_up(x, implementation)), implementation)
 
 
 class Block(nnx.Module):
@@ -163,10 +166,10 @@ class Block(nnx.Module):
         inputs: LayerInputs,
     ) -> tuple[Float[Array, "T D"], kernels.Pages, kernels.Pages]:
         """Attention and MLP, each with a residual."""
-        y, keys, values = self.attention(self.attention_norm(x), keys, values, inputs)
+        y, keys, values = self.attention(self.attention_norm.left(x), keys, values, inputs)
         x = x + y
         with jax.named_scope("mlp"):
-            return x + self.mlp(self.mlp_norm(x), inputs.implementation), keys, values
+            return x + self.mlp(self.mlp_norm.left(x), inputs.implementation), keys, values
 
 
 # Layers of equal structure are traced and lowered once, not 32 times; the compiler inlines them.

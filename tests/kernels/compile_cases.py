@@ -26,6 +26,7 @@ from tests.kernels.cuda_cases import (
     ragged_case,
     ragged_estimate,
     rope_case,
+    rows_case,
     together,
     write_case,
 )
@@ -51,6 +52,18 @@ def products(num_tokens: int, *kinds: str) -> Case:
     return together(*(matmul_case(kind, num_tokens=num_tokens, **shape) for kind in kinds))
 
 
+def rounding(*kinds: str) -> Case:
+    """Rows of an 8B model, and of the widest there are with a width that is no power of two."""
+    shapes = ({"hidden": 4096, "mlp": 14336}, {"hidden": 28672, "mlp": 28672})
+    return together(
+        *(
+            rows_case(kind, num_tokens=64, **shape, dtype=jnp.bfloat16)
+            for kind in kinds
+            for shape in shapes
+        )
+    )
+
+
 # What is compiled for a GPU: models with all ops, prompts, 8-bit pages, products. Float32 prompts
 # take the compiler 10 s each and are left out.
 EVERYWHERE = ("llama3-8b", "smollm2")
@@ -66,6 +79,8 @@ def cases_of(gpu: str) -> dict[str, Case]:
     found["prompt"] = ragged_case(MODELS["llama3-8b"], **PROMPT)
     for stored in STORED[gpu]:
         found[f"pages {stored}"] = all_ops(MODELS["llama3-8b"], stored)
+    # 8 bits of pages are made where 8 bits of rows are.
+    found["rows"] = rounding(*STORED[gpu])
     for num_tokens in (1, 64):
         found[f"products {num_tokens}"] = products(num_tokens, *KINDS[gpu])
     return found

@@ -12,7 +12,9 @@ import jax
 import jax.numpy as jnp
 
 from swiftjax.kernels import (
+    Gated,
     Implementation,
+    Normed,
     QuantizedPages,
     Streams,
     _triton,
@@ -29,6 +31,7 @@ from swiftjax.kernels import (
 from swiftjax.kernels.decode_attention import choose_decode_config
 from swiftjax.kernels.hopper_matmul import hopper_int4, hopper_int8
 from swiftjax.kernels.ragged_attention import choose_ragged_config
+from swiftjax.kernels.rounded_rows import rows_by_kernel
 
 
 class Case(NamedTuple):
@@ -193,6 +196,18 @@ def matmul_case(
     stored = jnp.float8_e4m3fn if kind == "fp8" else jnp.int8
     run = hopper_int8 if on_hopper else partial(matmul, implementation="triton")
     return Case(run, (x, spec(outputs, inputs, dtype=stored), per_output))
+
+
+def rows_case(kind: str, *, num_tokens: int, hidden: int, mlp: int, dtype: Any) -> Case:
+    """Rounding of all that a layer multiplies: int8 or fp8."""
+    x, gate_up = (spec(num_tokens, width, dtype=dtype) for width in (hidden, 2 * mlp))
+    stored = STORED[kind]
+
+    def run(x, norm, gate_up):
+        rows = (x, Normed(x=x, scale=norm, eps=1e-5), Gated(gate_up))
+        return [rows_by_kernel(one, stored) for one in rows]
+
+    return Case(run, (x, spec(hidden, dtype=dtype), gate_up))
 
 
 def together(*cases: Case) -> Case:

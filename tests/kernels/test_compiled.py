@@ -59,12 +59,12 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[st
 
 @pytest.mark.parametrize(("gpu", "name"), NAMES)
 def test_shared_memory_is_there_and_was_foreseen(compiled: Any, gpu: str, name: str) -> None:
-    foreseen = {} if name.startswith("products") else estimates(gpu, name)
+    foreseen = {} if name.startswith(("products", "rows")) else estimates(gpu, name)
     seen = {kernel["name"]: kernel["shared"] for kernel in compiled[f"{gpu} {name}"]}
     assert foreseen.keys() <= seen.keys()
     for kernel, shared in seen.items():
         assert shared <= foreseen.get(kernel, TARGETS[gpu].shared_per_program), kernel
-    if gpu == "h200" and not name.startswith(("pages", "products")):
+    if gpu == "h200" and not name.startswith(("pages", "products", "rows")):
         assert seen["ragged_attention"] == foreseen["ragged_attention"]
 
 

@@ -18,6 +18,7 @@ from tests.kernels.cuda_cases import (
     ragged_case,
     ragged_estimate,
     rope_case,
+    rows_case,
     together,
     write_case,
 )
@@ -96,6 +97,16 @@ def test_quantized_matmuls_lower(num_tokens: int, dtype, outputs: int, inputs: i
     shape = {"num_tokens": num_tokens, "outputs": outputs, "inputs": inputs, "dtype": dtype}
     for kind in ("int8", "w8a8", "fp8", "int4/32", "int4/64", "int4/128"):
         assert num_kernels(matmul_case(kind, **shape)) == 1
+
+
+@pytest.mark.parametrize(
+    ("dtype", "hidden", "mlp"),
+    [(jnp.bfloat16, 4096, 14336), (jnp.float16, 576, 1536), (jnp.float32, 77, 28672)],
+)
+def test_rounding_of_rows_lowers(dtype, hidden: int, mlp: int) -> None:
+    for kind in ("int8", "fp8"):
+        case = rows_case(kind, num_tokens=8, hidden=hidden, mlp=mlp, dtype=dtype)
+        assert num_kernels(case) == 3
 
 
 @pytest.mark.parametrize("capability", _triton.SHARED_MEMORY)

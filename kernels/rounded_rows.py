@@ -1,0 +1,159 @@
+"""Rounds rows to 8 bits, e4m3 or int8, with a scale each: what a product with such weights reads.
+
+The model hands over rows that are not computed yet: a norm's, or a gate's. Where the product is
+computed from 8 bits, one kernel computes and rounds them, a row read once and written once; others
+call `plain_rows`. Used by `quantized_matmul.py`; what rounding means is `reference.round_rows`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from swiftjax.kernels import _triton
+from swiftjax.kernels import quantized_reference as reference
+from swiftjax.kernels.implementation import Implementation, choose_implementation, runs_triton
+from swiftjax.kernels.paged_tile import LOG2_E, Ref, pl_range
+from swiftjax.kernels.quantized_reference import FP8, RoundedRows
+from swiftjax.kernels.reference import rms_norm
+
+# Whether GPUs round by the kernel; it has not been timed on one yet.
+BY_KERNEL = False
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=("x", "scale"), meta_fields=("eps",))
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Normed:
+    """The RMSNorm of rows, left to whoever multiplies it."""
+
+    x: Float[Array, "T K"]
+    scale: Float[Array, " K"]
+    eps: float
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        """The type that the norm is rounded to."""
+        return self.x.dtype
+
+
+class Gated(NamedTuple):
+    """silu(gate) * up of rows that hold gates, then ups; left to whoever multiplies it."""
+
+    gate_up: Float[Array, "T 2*K"]
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        """The type that the product is rounded to."""
+        return self.gate_up.dtype
+
+
+Rows = Float[Array, "T K"] | Normed | Gated
+
+
+def plain_rows(rows: Rows) -> Float[Array, "T K"]:
+    """Compute rows, in plain jnp."""
+    if isinstance(rows, Normed):
+        return rms_norm(rows.x, rows.scale, rows.eps)
+    if isinstance(rows, Gated):
+        gate, up = jnp.split(rows.gate_up, 2, axis=-1)
+        return jax.nn.silu(gate) * up
+    return rows
+
+
+def round_rows(
+    rows: Rows, dtype: DTypeLike, *, implementation: Implementation | None = None
+) -> RoundedRows:
+    """Round rows to `dtype`, int8 or e4m3; GPUs of a capability under 8.9 leave e4m3 to XLA.
+
+    Rows are rounded to their own type first, as everything is that the model computes.
+    """
+    chosen = implementation or choose_implementation(jax.default_backend())
+    if BY_KERNEL and runs_triton(chosen) and (dtype != FP8 or _triton.has_fp8()):
+        return rows_by_kernel(rows, dtype)
+    return reference.round_rows(plain_rows(rows), dtype)
+
+
+def rows_by_kernel(rows: Rows, dtype: DTypeLike) -> RoundedRows:
+    """Run the Triton implementation: one program a row."""
+    source = _source_of(rows)
+    first = source.arrays[0]
+    num_rows, width = first.shape[0], first.shape[1] // source.parts
+    codes, scale = _triton.launch(
+        partial(_kernel, read=source.read, rounded_to=first.dtype),
+        source.arrays,
+        [
+            jax.ShapeDtypeStruct((num_rows, width), dtype),
+            jax.ShapeDtypeStruct((num_rows,), jnp.float32),
+        ],
+        name="round_rows",
+        grid=(num_rows,),
+        knobs=_triton.Launch(num_warps=choose_warps(width), num_stages=1),
+    )
+    return RoundedRows(codes, scale)
+
+
+def choose_warps(width: int) -> int:
+    """Pick warps for 16 values a thread: a row has one program, so it is its latency that counts.
+
+    Depends on the width alone: a row gives the same bits whatever stands beside it.
+    """
+    return min(32, max(1, _triton.power_of_two(width) // 512))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Source:
+    """What the kernel computes a row from: arrays, rows of `parts` times the width; and how."""
+
+    arrays: list[Array]
+    parts: int
+    read: Callable[..., Array]  # references to the arrays, row, columns; float32 [C]
+
+
+def _source_of(rows: Rows) -> _Source:
+    if isinstance(rows, Normed):
+        read = partial(_read_normed, eps=rows.eps)
+        return _Source(arrays=[rows.x, rows.scale], parts=1, read=read)
+    if isinstance(rows, Gated):
+        return _Source(arrays=[rows.gate_up], parts=2, read=_read_gated)
+    return _Source(arrays=[rows], parts=1, read=_read_plain)
+
+
+def _kernel(*refs: Ref, read: Callable[..., Array], rounded_to: jnp.dtype) -> None:
+    """Grid (T,): one row, all of it in registers."""
+    *sources, codes_ref, scale_ref = refs
+    row, width = pl.program_id(0), codes_ref.shape[1]
+    column = pl_range(_triton.power_of_two(width))
+    mask = column < width
+    x = read(*sources, row, column, mask).astype(rounded_to).astype(jnp.float32)
+    largest = reference.largest_value(codes_ref.dtype)
+    scale = jnp.maximum(jnp.abs(x).max(axis=0) / largest, reference.SMALLEST_SCALE)
+    values = jnp.minimum(jnp.maximum(x / scale, -largest), largest)
+    if codes_ref.dtype != FP8:
+        values = _triton.round_even(values).astype(jnp.int32)
+    _triton.store(codes_ref.at[row, column], values.astype(codes_ref.dtype), mask=mask)
+    _triton.store(scale_ref.at[row], scale)
+
+
+def _read_plain(x_ref: Ref, row: Array, column: Array, mask: Array) -> Array:
+    return _triton.load(x_ref.at[row, column], mask=mask, other=0).astype(jnp.float32)
+
+
+def _read_normed(
+    x_ref: Ref, norm_ref: Ref, row: Array, column: Array, mask: Array, *, eps: float
+) -> Array:
+    x = _read_plain(x_ref, row, column, mask)
+    norm = _triton.load(norm_ref.at[column], mask=mask, other=0).astype(jnp.float32)
+    return x * lax.rsqrt((x * x).sum(axis=0) / x_ref.shape[1] + eps) * norm
+
+
+def _read_gated(gate_up_ref: Ref, row: Array, column: Array, mask: Array) -> Array:
+    gate = _read_plain(gate_up_ref, row, column, mask)
+    up = _read_plain(gate_up_ref, row, column + gate_up_ref.shape[1] // 2, mask)
+    return gate / (1 + _triton.exp2(gate * -LOG2_E)) * up
