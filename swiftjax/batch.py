@@ -60,6 +60,18 @@ SAMPLING_FIELDS = tuple(field.name for field in fields(SamplingBatch))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class BatchShape:
+    """The padded sizes of one compiled step."""
+
+    num_tokens: int  # T
+    num_seqs: int  # B, and R: one sampled row per sequence
+    max_pages: int  # M
+    streams: bool = False  # whether sequences may have sinks and windows of their own
+    whole_prompt: bool = False  # one sequence only, and none of it in the cache
+    long_chunks: bool = False  # where long prompts go: worth a kernel that every start compiles
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
     """One ragged step: prefill chunks and decodes mixed, tokens of a sequence side by side.
 
@@ -75,6 +87,7 @@ class Batch:
     which stay on the device.
     """
 
+    shape: BatchShape  # static inside jit
     token_ids: Array  # [T] int32
     token_sources: Array  # [T] int32, row of the last tokens to read instead; NONE: token_ids
     positions: Array  # [T] int32
@@ -92,18 +105,6 @@ class Batch:
     # Gives allowed tokens, [R W] int32, W = ceil(V / 32). Called when the forward pass has been
     # started, so that finding them takes none of the step's time. None likewise.
     masks: Callable[[], np.ndarray] | None = None
-    whole_prompt: bool = False  # of the shape; static inside jit
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BatchShape:
-    """The padded sizes of one compiled step."""
-
-    num_tokens: int  # T
-    num_seqs: int  # B, and R: one sampled row per sequence
-    max_pages: int  # M
-    streams: bool = False  # whether sequences may have sinks and windows of their own
-    whole_prompt: bool = False  # one sequence only, and none of it in the cache
 
 
 def empty_sampling(num_rows: int) -> SamplingBatch:
@@ -144,6 +145,7 @@ def empty_batch(
     """A batch of nothing but padding: what a warm-up runs, and what `make_batch` fills in."""
     tokens, seqs, pages = shape.num_tokens, shape.num_seqs, shape.max_pages
     return Batch(
+        shape=shape,
         token_ids=np.zeros(tokens, np.int32),
         token_sources=np.full(tokens, NONE, np.int32),
         positions=np.zeros(tokens, np.int32),
@@ -159,7 +161,6 @@ def empty_batch(
         sampling=empty_sampling(seqs),
         edits=edits,
         masks=masks,
-        whole_prompt=shape.whole_prompt,
     )
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from swiftjax.batch import BatchShape, Sampled
+from swiftjax.batch import Sampled
 from swiftjax.build import build_core
 from swiftjax.config import EngineConfig
 from swiftjax.engine.batching import make_batch, make_buckets
@@ -21,7 +21,7 @@ PROMPT = [5, 9, 2, 7, 7, 1, 8, 4, 4, 6, 3] * 3
 def test_a_prompt_that_fills_the_largest_bucket_alone_has_a_program_of_its_own() -> None:
     sizes = {"max_num_seqs": 4, "max_num_batched_tokens": 256, "max_pages": 8}
     plain, buckets = make_buckets(**sizes), make_buckets(**sizes).with_whole_prompt()
-    special = BatchShape(num_tokens=256, num_seqs=4, max_pages=8, whole_prompt=True)
+    special = replace(plain.mixed[-1], whole_prompt=True)
     assert set(buckets.all) == {*plain.all, special}
     assert buckets.choose(200, 1, whole_prompt=True) == special
     for choice in ((200, 1, False), (64, 1, True), (1, 1, True), (200, 2, False)):
@@ -39,7 +39,7 @@ def test_a_prompt_in_parts_or_in_the_cache_is_not_whole() -> None:
         while core.has_work:
             plan = core.scheduler.schedule(0.0)
             batch = make_batch(plan, core.scheduler.rows, buckets, page_size=4, num_slots=128)
-            seen.append((plan.work[0].start, len(batch.token_ids), batch.whole_prompt))
+            seen.append((plan.work[0].start, len(batch.token_ids), batch.shape.whole_prompt))
             core.scheduler.update(plan, Sampled([1], [0.0]))
     assert seen == [(0, 64, True), (64, 64, False), (60, 64, False)]
 

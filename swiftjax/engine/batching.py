@@ -82,7 +82,8 @@ def make_buckets(
 ) -> Buckets:
     """Decode buckets double, except from 8 to 32; mixed ones shrink by 4 from the token budget.
 
-    `fine` makes more mixed buckets: padding costs a GPU more than another program does.
+    `fine` makes more mixed buckets: padding costs a GPU more than another program does. The chunks
+    of long prompts fill the largest.
     """
     sizes = [max_num_seqs]
     while sizes[-1] > min_decode:
@@ -94,7 +95,10 @@ def make_buckets(
     shape = partial(BatchShape, max_pages=max_pages, streams=streams)
     return Buckets(
         decode=tuple(shape(num_tokens=b, num_seqs=b) for b in reversed(sizes)),
-        mixed=tuple(shape(num_tokens=t, num_seqs=max_num_seqs) for t in sorted(tokens)),
+        mixed=tuple(
+            shape(num_tokens=t, num_seqs=max_num_seqs, long_chunks=t == largest)
+            for t in sorted(tokens)
+        ),
     )
 
 

@@ -9,7 +9,7 @@ import jax
 
 from swiftjax.batch import Batch, SamplingBatch, TokenEdits
 
-_STATIC = {"whole_prompt"}
+_STATIC = {"shape"}
 
 for _cls in (Batch, SamplingBatch, TokenEdits):
     _names = {field.name for field in fields(_cls)}

@@ -56,7 +56,13 @@ def layer_inputs(
     *,
     row_invariant: bool = False,
 ) -> LayerInputs:
-    """Work out what all layers read of a batch."""
+    """Work out what all layers read of a batch.
+
+    Mosaic's kernel is for batches of long chunks: it is compiled anew at every start, 2 s for each
+    shape, and gains nothing where chunks are short.
+    """
+    if implementation == "mosaic" and not batch.shape.long_chunks:
+        implementation = "triton"
     cos, sin = _angles(config, table, batch)
     return LayerInputs(
         slot_mapping=batch.slot_mapping,
@@ -67,7 +73,7 @@ def layer_inputs(
         sin=sin,
         sinks=make_sink_view(config.rope, table, batch),
         is_decode=batch.token_ids.shape == batch.context_lens.shape,
-        whole_prompt=batch.whole_prompt,
+        whole_prompt=batch.shape.whole_prompt,
         row_invariant=row_invariant,
         implementation=implementation,
     )

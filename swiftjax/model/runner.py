@@ -94,13 +94,7 @@ class ModelRunner:
         if moves != NO_MOVES:
             self.move(moves)
         kv_cache, last_tokens, counts = self._state
-        shape = BatchShape(
-            num_tokens=len(batch.token_ids),
-            num_seqs=len(batch.context_lens),
-            max_pages=batch.page_table.shape[1],
-            streams=batch.windows is not None,
-            whole_prompt=batch.whole_prompt,
-        )
+        shape = batch.shape
         packed = pack(batch)
         logits, total, hidden, kv_cache = self._programs.forward(shape)(
             self._params, kv_cache, last_tokens, packed.step
