@@ -92,7 +92,7 @@ def product(a: Any, b: Any, meanwhile: Callable[[], None]) -> jax.Array:
         return out
 
     def run(sums: Any) -> jax.Array:
-        plgpu.wgmma(sums, a, plgpu.transpose_ref(b, (1, 0)))
+        plgpu.wgmma(sums, a, b.transpose((1, 0)))
         meanwhile()
         return sums[...]
 
@@ -112,7 +112,7 @@ def store_transposed(ref: Any, x: jax.Array) -> None:
         ref[...] = x.T
     else:
         turned = plgpu.layout_cast(x, plgpu.Layout.WGMMA_TRANSPOSED)
-        plgpu.transpose_ref(ref, (1, 0))[...] = turned
+        ref.transpose((1, 0))[...] = turned
 
 
 def join(parts: Sequence[jax.Array]) -> jax.Array:
@@ -164,7 +164,7 @@ def sum_products(
     def run(sums: Any) -> jax.Array:
         def add(first: int, a: jax.Array, b: Any) -> None:
             rows = sums if a.shape[0] == shape[0] else sums.at[pl.ds(first, a.shape[0])]
-            plgpu.wgmma(rows, a, plgpu.transpose_ref(b, (1, 0)))
+            plgpu.wgmma(rows, a, b.transpose((1, 0)))
 
         pl.loop(begin, end)(lambda number: trip(number, add))
         return sums[...]

@@ -15,6 +15,7 @@ from benchmarks.deviceless import as_on, compile_for
 from benchmarks.gpu_targets import TARGETS
 from swiftjax.batch import BatchShape
 from swiftjax.model.assembly import make_programs
+from swiftjax.model.compiler_options import FEW_KERNELS
 from swiftjax.shapes import SHAPES
 from tests.kernels.cuda_cases import (
     MODELS,
@@ -143,8 +144,10 @@ def main(path: Path) -> None:
     cases = [(gpu, name, case) for gpu in TARGETS for name, case in cases_of(gpu).items()]
     for gpu, name, case in (*cases, ("h200", "step", step_case())):
         print(gpu, name, flush=True)
-        donate = (1,) if name == "step" else ()
-        kernels = compile_for(TARGETS[gpu], case.run, *case.specs, donate=donate).kernels
+        donate, options = ((1,), dict(FEW_KERNELS)) if name == "step" else ((), {})
+        kernels = compile_for(
+            TARGETS[gpu], case.run, *case.specs, donate=donate, options=options
+        ).kernels
         found[f"{gpu} {name}"] = [dataclasses.asdict(kernel) for kernel in kernels]
     for name, case in (chunk_cases() | product_cases()).items():
         print("mosaic", name, flush=True)

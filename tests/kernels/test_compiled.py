@@ -39,9 +39,9 @@ KNOWN_SPILLS = {
     ("h200", "sinks, head 256", "decode_attention"): 376,
     ("h200", "sinks, head 256", "ragged_attention"): 688,
 }
-# Norm, product, sum of its parts, rotation and write, attention; product, its sum and residual;
-# norm, product, silu; product, its sum and residual.
-KERNELS_A_LAYER = 12
+# Norm, product, rotation and write, attention; product with residual; norm, product with silu;
+# product with residual. jax 0.11's XLA has silu apart.
+KERNELS_A_LAYER = 8
 
 
 @pytest.fixture(scope="module")
