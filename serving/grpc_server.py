@@ -42,6 +42,10 @@ SERVER_OPTIONS = (
     ("grpc.keepalive_time_ms", 30_000),
     # A call that is begun and never sent takes memory too, before any key is asked for.
     ("grpc.max_concurrent_streams", MAX_CALLS_PER_CONNECTION),
+    # Calls that came and were not taken up yet. From a thousand on, gRPC would end some at random
+    # with CANCELLED, which tells a client nothing; taken up, they are refused in our words.
+    ("grpc.server.max_pending_requests", 2 * MAX_CALLS_PER_CONNECTION),
+    ("grpc.server.max_pending_requests_hard_limit", 4 * MAX_CALLS_PER_CONNECTION),
     # Makes clients reconnect now and then, so that a balancer before us can spread them anew.
     ("grpc.max_connection_age_ms", 30 * 60_000),
     # Otherwise a second server shares the port and gets half of the calls.

@@ -1,8 +1,8 @@
 """HTTP/1.1 as uvicorn speaks it with httptools, and limits that they have not.
 
 Its parser, which is in C and writes chunks at a quarter of h11's price, would collect a head, a
-trailer or a chunk's extension for as long as one comes, and uvicorn waits for the first head of a
-connection for ever. Used by `http_server.py`.
+trailer or a chunk's extension for as long as one comes; uvicorn waits for the first head of a
+connection for ever, and takes in all requests that a client sends ahead. Used by `http_server.py`.
 """
 
 import asyncio
@@ -13,6 +13,11 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 MAX_HEADER_BYTES = 16 * 2**10
 # From the first byte of a head, or from the start of a connection, to its end.
 HEAD_SECONDS = 20.0
+MAX_AHEAD = 32  # requests on one connection behind the one that is answered
+
+
+class TooFarAheadError(Exception):
+    """Lets the parser stop in the middle of what came."""
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -43,7 +48,12 @@ class HttpProtocol(HttpToolsProtocol):
             self._wait()
 
     def on_headers_complete(self) -> None:
-        """The head is whole; one that came in one piece is measured by the application."""
+        """The head is whole; one that came in one piece is measured by the application.
+
+        uvicorn answers 400 and closes the connection where this raises.
+        """
+        if len(self.pipeline) >= MAX_AHEAD:
+            raise TooFarAheadError
         self._num_bytes = 0
         self._stop_waiting()
         super().on_headers_complete()

@@ -143,7 +143,8 @@ class AsyncEngine:
 
     def abort(self, request_id: str) -> None:
         """End a request with finish_reason "abort"; an unknown id is ignored."""
-        self._link.abort(request_id)
+        if self.has(request_id):  # else a list of ids made up would keep the engine from its steps
+            self._link.abort(request_id)
 
     def forget_prefixes(self) -> None:
         """Drop every cached prompt prefix before the next step."""

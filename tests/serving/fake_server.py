@@ -1,9 +1,10 @@
 """A server process over the fake engine: `python -m tests.serving.fake_server PORT`.
 
-Prints the lines that `run_server` announces, and logs JSON on stderr. With --die-after the engine
-breaks at that step; --keys is a file of API keys; --apart runs the engine in a process of its own,
-which takes --load-seconds to be ready, never returns from the step --hang-after, is started again
-up to --max-restarts times and may be silent for --max-silent-seconds.
+Prints the lines that `run_server` announces, and logs JSON on stderr. A step takes --step-seconds,
+and with --die-after the engine breaks at that one; --keys is a file of API keys; --apart runs the
+engine in a process of its own, which takes --load-seconds to be ready, never returns from the step
+--hang-after, is started again up to --max-restarts times and may be silent for
+--max-silent-seconds.
 """
 
 import argparse
@@ -11,6 +12,7 @@ import json
 import logging
 import sys
 from pathlib import Path
+from typing import cast
 
 import uvloop
 
@@ -26,16 +28,18 @@ from swiftjax.serving.listeners import Listen
 from swiftjax.serving.messages import describe_model
 from swiftjax.serving.served import Served
 from swiftjax.serving.server import Load, run_server
-from tests.serving.fake_engine import COMMAND, break_after
+from tests.fakes import FakeRunner
+from tests.serving.fake_engine import COMMAND, Forgotten, break_after
 from tests.serving.harness import MODEL, make_core, make_engine
 
-CORE = {"delay": 0.02, "max_num_seqs": 64, "num_pages": 100_000}
+CORE = {"max_num_seqs": 64, "num_pages": 100_000}
 WATCH = EngineWatch()
 
 
 async def load() -> Served:
     """A warm fake engine in this process."""
-    core = make_core(**CORE)
+    core = make_core(**CORE | {"delay": ARGUMENTS.step_seconds})
+    cast(FakeRunner, core._runner).batches = Forgotten()
     if ARGUMENTS.die_after is not None:
         break_after(core, ARGUMENTS.die_after)
     engine = make_engine(core, watch=WATCH.take)
@@ -47,7 +51,11 @@ async def start_fake(
     config: EngineConfig, *, policy: str, quiet: bool
 ) -> tuple[ProcessLink, EngineInfo]:
     """A process with a fake engine, in place of one that loads a model."""
-    job = {"core": CORE, "seconds": ARGUMENTS.load_seconds, "path": config.model_path}
+    job = {
+        "core": CORE | {"delay": ARGUMENTS.step_seconds},
+        "seconds": ARGUMENTS.load_seconds,
+        "path": config.model_path,
+    }
     if ARGUMENTS.die_after is not None:
         job["die_after"] = ARGUMENTS.die_after
     if ARGUMENTS.hang_after is not None:
@@ -73,6 +81,7 @@ def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("port", type=int)
+    parser.add_argument("--step-seconds", type=float, default=0.02)
     parser.add_argument("--die-after", type=int)
     parser.add_argument("--hang-after", type=int)
     parser.add_argument("--keys", type=Path)

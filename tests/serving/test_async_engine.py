@@ -113,11 +113,14 @@ def test_b050_closing_the_stream_aborts() -> None:
     run(body, delay=0.005)
 
 
-def test_abort_by_id_ends_the_stream_with_what_there_is() -> None:
+def test_abort_by_id_ends_the_stream_with_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     async def body(engine: AsyncEngine) -> None:
         stream = engine.stream("a", LONG, request_id="mine")
         await anext(stream)
-        engine.abort("unknown")
+        with monkeypatch.context() as patch:
+            # Nor does the engine hear of it, however many there are.
+            patch.setattr(engine._link, "abort", lambda *_: pytest.fail("it is not known"))
+            engine.abort("unknown")
         engine.abort("mine")
         outputs = [output async for output in stream]
         assert outputs[-1].finish_reason == "abort"

@@ -18,7 +18,7 @@ from swiftjax.serving.messages import describe_model
 from swiftjax.serving.proto import swiftjax_pb2 as pb
 from swiftjax.serving.proto import swiftjax_pb2_grpc as pb_grpc
 from swiftjax.serving.served import Served
-from tests.serving.harness import MODEL, until
+from tests.serving.harness import MODEL, make_core, serving, until
 from tests.serving.test_process_link import start
 
 SECONDS = 150.0 if os.environ.get("SWIFTJAX_SOAK") else 5.0  # of each load
@@ -128,3 +128,19 @@ def test_p7_overload_is_shed_and_nothing_collapses() -> None:
     assert goodput[1] >= 0.9 * goodput[0]
     assert late[1] <= 2 * late[0]
     assert refusal < 0.05
+
+
+def test_whoever_is_in_a_burst_of_calls_gets_an_answer() -> None:
+    """Not CANCELLED, by which gRPC sheds what it was not asked for in time."""
+
+    async def main() -> None:
+        async with (
+            serving(make_core()) as service,
+            grpc.aio.insecure_channel(service.server.address) as other,
+        ):
+            stubs = [service.stub, pb_grpc.GenerationServiceStub(other)]
+            await asyncio.gather(
+                *(stubs[i % 2].GetModel(pb.GetModelRequest()) for i in range(2000))
+            )
+
+    asyncio.run(main())

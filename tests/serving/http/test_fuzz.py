@@ -114,7 +114,8 @@ def schemathesis(tmp_path_factory: pytest.TempPathFactory) -> Iterator["subproce
     program = programs_of("schemathesis", "schemathesis>=4.32,<5") / "schemathesis"
     folder = tmp_path_factory.mktemp("schemathesis")
     (folder / "keys").write_text(KEY)
-    with running("--keys", folder / "keys") as server:
+    # Answers of thousands of tokens are asked for, too.
+    with running("--keys", folder / "keys", "--step-seconds", 0) as server:
         command = [program, "--no-color", "run", f"{server.http}/openapi.json", "--seed", "1"]
         command += ["--header", f"Authorization: Bearer {KEY}", "--phases", "fuzzing"]
         command += ["--max-examples", "1000" if IS_SOAK else "12", "--checks", "all"]
@@ -162,8 +163,9 @@ def test_p1_random_requests_never_make_the_server_fail(caplog: pytest.LogCapture
     with caplog.at_level(logging.ERROR):
         asyncio.run(main())
     assert not caplog.records
-    # The requests reached what they were meant to: many are fine and many are not.
-    assert min(seen[200], seen[400]) > COUNT // 20, seen
+    # The requests reached what they were meant to: many are fine and many are not. (In the end more
+    # sessions are asked for than there may be.)
+    assert min(seen[200], seen[400]) > COUNT // 50, seen
 
 
 def test_p1_noise_on_the_port(caplog: pytest.LogCaptureFixture) -> None:

@@ -79,7 +79,7 @@ def test_who_takes_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
             loop, port = asyncio.get_running_loop(), service.listeners.http.port
             await loop.sock_connect(client, ("127.0.0.1", port))
             request = b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n"
-            await loop.sock_sendall(client, request * 300)
+            await loop.sock_sendall(client, request * (protocol.MAX_AHEAD + 1))
             connections = service.listeners.http._server.server_state.connections
             await until(lambda: bool(connections))
             begun = time.monotonic()
