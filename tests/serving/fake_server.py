@@ -12,7 +12,7 @@ import json
 import logging
 import sys
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import uvloop
 
@@ -32,7 +32,7 @@ from tests.fakes import FakeRunner
 from tests.serving.fake_engine import COMMAND, Forgotten, break_after
 from tests.serving.harness import MODEL, make_core, make_engine
 
-CORE = {"max_num_seqs": 64, "num_pages": 100_000}
+CORE: dict[str, Any] = {"max_num_seqs": 64, "num_pages": 100_000}
 WATCH = EngineWatch()
 
 
