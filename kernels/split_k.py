@@ -13,10 +13,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32
 
 from swiftjax.kernels import _triton
+from swiftjax.kernels._fp8_product import fp8_product
 from swiftjax.kernels.paged_tile import Ref, pl_range
+from swiftjax.kernels.quantized_reference import FP8
 
 NUM_CORES = 132  # of an H200; other cards get about as good a split
 BLOCK_N, BLOCK_K = 128, 128  # outputs and inputs of a tile
+# Whether Hopper multiplies e4m3 by its own instruction or as float16; not timed yet.
+FP8_AS_SUCH = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,6 +79,8 @@ def product(weights: Array, rows: Array, *, transposed: bool) -> Array:
     """Multiply [N K] weights with [M K] rows: [M N], or transposed [N M]; float32 or int32."""
     wide = jnp.int32 if rows.dtype == jnp.int8 else jnp.float32
     left, right = (weights, rows) if transposed else (rows, weights)
+    if FP8_AS_SUCH and rows.dtype == FP8:
+        return fp8_product(left, right.T)
     precision = jax.lax.Precision.HIGHEST if rows.dtype == jnp.float32 else None
     return jnp.dot(left, right.T, preferred_element_type=wide, precision=precision)
 

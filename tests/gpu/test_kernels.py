@@ -31,7 +31,6 @@ from tests.kernels.test_hopper_matmul import (
 from tests.kernels.test_prompt_attention import attend
 from tests.kernels.test_quantized_pages import STORED, check_rope_write, quantized_case
 from tests.kernels.test_rope_write import HEADS
-from tests.kernels.test_rounded_rows import SOURCES, UNITS, check_rounded, make_rows
 
 pytestmark = [
     pytest.mark.gpu,
@@ -121,17 +120,6 @@ def test_ragged_reads_pages_in_8_bits(name: str, kind: str) -> None:
 @pytest.mark.parametrize("heads", HEADS)
 def test_rope_write_stores_8_bits_as_the_reference_does(heads: str, kind: str) -> None:
     check_rope_write(heads, kind)
-
-
-@pytest.mark.skipif(not _triton.has_fp8(), reason="needs a GPU with fp8")
-@pytest.mark.parametrize("width", [1, 577, 4096, 14336, 28672])
-@pytest.mark.parametrize("dtype", UNITS)
-@pytest.mark.parametrize("source", SOURCES)
-def test_rows_are_rounded_to_the_nearest_codes(source: str, dtype: str, width: int) -> None:
-    rows = make_rows(source, width, dtype, num_rows=64)
-    found, again = check_rounded(rows), check_rounded(rows)
-    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(again), strict=True):
-        np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("gibibytes", [2.5, 5.0])

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.deviceless import as_on
 from benchmarks.gpu_targets import TARGETS
-from swiftjax.kernels import _triton
+from swiftjax.kernels import _fp8_product, _triton, split_k
 from tests.kernels.cuda_cases import (
     MODELS,
     Case,
@@ -97,6 +97,15 @@ def test_quantized_matmuls_lower(num_tokens: int, dtype, outputs: int, inputs: i
     shape = {"num_tokens": num_tokens, "outputs": outputs, "inputs": inputs, "dtype": dtype}
     for kind in ("int8", "w8a8", "fp8", "int4/32", "int4/64", "int4/128"):
         assert num_kernels(matmul_case(kind, **shape)) == 1
+
+
+def test_fp8_products_lower_to_hoppers_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through a part of jax that is not public: a version without it is seen here."""
+    monkeypatch.setattr(split_k, "FP8_AS_SUCH", True)
+    shape = {"outputs": 256, "inputs": 256, "dtype": jnp.bfloat16}
+    for num_tokens in (1, 64):
+        assert num_kernels(matmul_case("fp8", num_tokens=num_tokens, **shape)) == 1
+    assert _fp8_product._primitive.cache_info().currsize == 1
 
 
 @pytest.mark.parametrize(

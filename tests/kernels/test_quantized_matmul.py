@@ -142,9 +142,7 @@ def test_triton_int4(group_size: int, splits: int, transposed: bool) -> None:
     assert relative_error(y, np.asarray(wanted, np.float64)) < 2e-6
 
 
-@pytest.mark.parametrize("num_tokens", [1, 64])
-@pytest.mark.parametrize("kind", ["int4", *MATMULS])
-def test_chosen_tiles_compute_the_product(kind: str, num_tokens: int) -> None:
+def check_product(kind: str, num_tokens: int) -> None:
     """What the model calls, with the tile that the kernel chooses itself."""
     x, weights = problem(num_tokens, 576, 96)
     group = 64 if kind == "int4" else 0
@@ -154,3 +152,9 @@ def test_chosen_tiles_compute_the_product(kind: str, num_tokens: int) -> None:
     rows = jnp.asarray(x, jnp.bfloat16)
     wanted = np.asarray(matmul(rows, *arrays, implementation="xla"), np.float64)
     assert relative_error(matmul(rows, *arrays, implementation="triton"), wanted) < 8e-3
+
+
+@pytest.mark.parametrize("num_tokens", [1, 64])
+@pytest.mark.parametrize("kind", ["int4", *MATMULS])
+def test_chosen_tiles_compute_the_product(kind: str, num_tokens: int) -> None:
+    check_product(kind, num_tokens)
