@@ -13,6 +13,7 @@ import argparse
 import itertools
 import statistics
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -103,36 +104,42 @@ def report(problem: Problem, tokens: int, name: str, us: Spread) -> Figure:
     )  # fmt: skip
 
 
-def measure(problem: Problem, tokens: int, forms: Forms, until: float, best: int) -> list[Figure]:
-    """Time forms of a product and tell the `best`."""
+def compile_all(problem: Problem, forms: dict[int, Forms]) -> dict[tuple[int, str], Any]:
+    """Programs by number of tokens and form, or why there is none: before any is timed."""
 
-    def compiled(name: str) -> Any:
+    def compiled(item: tuple[int, str]) -> Any:
+        tokens, name = item
         try:
-            return compiled_call(problem, forms[name], tokens)
+            return compiled_call(problem, forms[tokens][name], tokens)
         except Exception as error:  # what does not compile is a result too
             return f"{type(error).__name__}: {str(error)[:120]}"
 
-    results = []
+    items = [(tokens, name) for tokens, named in forms.items() for name in named]
     with ThreadPoolExecutor(max_workers=8) as pool:
-        for name, call in zip(forms, pool.map(compiled, forms), strict=True):
-            if time.monotonic() > until:
-                pool.shutdown(wait=False, cancel_futures=True)
-                print(f"{problem.kind:5} ran out of time before: {name}", flush=True)
-                break
+        return dict(zip(items, pool.map(compiled, items), strict=True))
+
+
+def measure(problem: Problem, tokens: int, calls: dict[str, Any], until: float) -> Iterator[Figure]:
+    """Time the forms of a product; the fastest first."""
+    results = []
+    for name, call in calls.items():
+        if time.monotonic() > until:
+            print(f"{problem.kind:5} ran out of time before: {name}, {tokens} tokens", flush=True)
+            continue
+        try:
             if isinstance(call, str):
-                print(f"{problem.kind:5} failed: {name}: {call}", flush=True)
-                continue
-            try:
-                results.append((microseconds(problem, call, tokens), name))
-            except Exception as error:
-                print(f"{problem.kind:5} failed: {name}: {str(error)[:120]}", flush=True)
-    return [report(problem, tokens, name, us) for us, name in sorted(results)[:best]]
+                raise RuntimeError(call)
+            results.append((microseconds(problem, call, tokens), name))
+        except Exception as error:
+            print(f"{problem.kind:5} failed: {name}: {str(error)[:160]}", flush=True)
+    for us, name in sorted(results):
+        yield report(problem, tokens, name, us)
 
 
 def forms_of(problem: Problem, tokens: int, args: argparse.Namespace) -> Forms:
     """What is asked for."""
     if args.compare:
-        return compared_forms(problem.kind, tokens)
+        return compared_forms(problem, tokens)
     if args.sweep == "mosaic":
         return mosaic_forms(problem, tokens)
     if args.sweep:
@@ -165,7 +172,7 @@ def parsed() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Print the table and write records; with --sweep only print the best tiles."""
+    """Print the table and write records; with --sweep only print."""
     args = parsed()
     name = "candidates.json" if args.compare else "quant.json"
     path = args.out / machine_name() / name
@@ -175,9 +182,11 @@ def main() -> None:
     for i, ((inputs, outputs), kind) in enumerate(problems):
         until = start + args.seconds * (i + 1) / len(problems)
         problem = make_problem(kind, inputs, outputs)
+        forms = {tokens: forms_of(problem, tokens, args) for tokens in args.tokens}
+        calls = compile_all(problem, forms)
         for tokens in args.tokens:
-            forms = forms_of(problem, tokens, args)
-            figures = measure(problem, tokens, forms, until, 4 if args.sweep else len(forms))
+            mine = {name: calls[tokens, name] for name in forms[tokens]}
+            figures = [*measure(problem, tokens, mine, until)]
             run = Run(model="llama3-8b", dtype=kind, command=command, commit=args.commit)
             if not args.sweep:
                 write_records(path, [make_record(figure, run) for figure in figures])

@@ -32,7 +32,7 @@ HOPPER_KINDS = ("int4", "int8")
 GROUP_SIZE = 128
 ROTATED_BYTES = 1.2e9
 TOLERANCE, CHECKED_OUTPUTS = 2e-2, 256
-MOSAIC_TILES = 5
+MOSAIC_TILES = 6
 AS_CALLED = "as the model calls it"
 
 Matmul = Callable[..., jax.Array]
@@ -130,14 +130,17 @@ def apart(kind: str) -> Matmul:
     return matmul
 
 
-def compared_forms(kind: str, tokens: int) -> Forms:
+def compared_forms(problem: Problem, tokens: int) -> Forms:
     """The present form and those that may replace it."""
-    forms = {AS_CALLED: called(kind)}
-    if kind in HOPPER_KINDS:
-        forms["mosaic"] = on_hopper(kind)
-        if tokens > MOST_TOKENS:
-            forms["weights written out apart"] = apart(kind)
-    return forms
+    forms = {AS_CALLED: called(problem.kind)}
+    if problem.kind not in HOPPER_KINDS:
+        return forms
+    best = hopper_tiles(problem, tokens)
+    if tokens > MOST_TOKENS:
+        forms["weights written out apart"] = apart(problem.kind)
+        best = [tile for tile in best if not tile.scales_late]
+    first = {tile.scales_late: tile for tile in reversed(best)}
+    return forms | {told(tile): on_hopper(problem.kind, tile) for tile in first.values()}
 
 
 def on_hopper(kind: str, tile: HopperTile | None = None) -> Matmul:
@@ -197,19 +200,26 @@ def triton_tiles(kind: str, problem: Problem, tokens: int) -> Iterator[MatmulTil
 
 
 def mosaic_forms(problem: Problem, tokens: int) -> Forms:
-    """For every size of tile the splits that should be best; the chosen tile first."""
+    """The tiles that should be fastest, the chosen one first."""
+    tiles = hopper_tiles(problem, tokens)[:MOSAIC_TILES]
+    return {told(tile): on_hopper(problem.kind, tile) for tile in tiles}
+
+
+def hopper_tiles(problem: Problem, tokens: int) -> list[HopperTile]:
+    """For every size of tile the splits that should be best; the fastest size first."""
     packing = Packing(bits=4, group_size=GROUP_SIZE) if problem.kind == "int4" else Packing(bits=8)
     numbers = (packing, tokens, problem.inputs, problem.outputs)
-    best: dict[tuple[int, int], HopperTile] = {}
+    best: dict[Any, HopperTile] = {}
     for tile in sorted(possible_tiles(*numbers), key=lambda tile: tile.cycles(*numbers)):
-        best.setdefault((tile.tokens, tile.rows), tile)
-    return {told(tile): on_hopper(problem.kind, tile) for tile in [*best.values()][:MOSAIC_TILES]}
+        best.setdefault((tile.tokens, tile.rows, tile.scales_late), tile)
+    return [*best.values()]
 
 
 def told(tile: MatmulTile | HopperTile) -> str:
     """A tile in a few words."""
     if isinstance(tile, HopperTile):
-        return f"mosaic, {tile.tokens} tokens x {tile.outputs} outputs, {tile.splits} splits"
+        late = ", scaled sums" if tile.scales_late else ""
+        return f"mosaic, {tile.tokens} x {tile.outputs} outputs, {tile.splits} splits{late}"
     sizes = f"{tile.block_m}x{tile.block_n}x{tile.block_k}, {tile.splits} splits"
     order = "transposed" if tile.transposed else "straight"
     fused = ", fused" if tile.fused else ""

@@ -1,4 +1,4 @@
-"""The seam to Pallas on Mosaic GPU: the only file that imports `pallas.mosaic_gpu`.
+"""The seam to Pallas on Mosaic GPU: with `_mosaic_registers.py` all that imports it.
 
 A program here is several warpgroups that each run a part of their own and meet at barriers: what
 Triton cannot say, and what a Hopper GPU needs to keep its tensor cores busy. On a CPU kernels run
@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
@@ -115,61 +114,53 @@ def store_transposed(ref: Any, x: jax.Array) -> None:
         ref.transpose((1, 0))[...] = turned
 
 
-def join(parts: Sequence[jax.Array]) -> jax.Array:
-    """Put matrices in registers side by side."""
-    if _triton.is_interpreted():
-        return jnp.concatenate(parts, axis=1)
-    rows, columns = parts[0].shape
-    whole = plgpu.ShapeDtypeStruct(
-        (rows, columns * len(parts)), parts[0].dtype, layout=plgpu.Layout.WGMMA
-    )
-
-    @plgpu.inline_mgpu(arg_types=(plgpu.Layout.WGMMA,) * len(parts), return_type=whole)
-    def side_by_side(_: Any, *pieces: Any) -> Any:
-        registers = np.concatenate([piece.registers for piece in pieces], axis=1)
-        return type(pieces[0])(
-            _registers=registers, _layout=pieces[0].layout, _is_signed=pieces[0].is_signed
-        )
-
-    return side_by_side(*parts)
+Add = Callable[[int, jax.Array, Any], None]
 
 
-def sum_products(
-    shape: tuple[int, int],
-    begin: Any,
-    end: Any,
-    trip: Callable[[Any, Callable[[int, jax.Array, Any], None]], None],
-) -> jax.Array:
-    """Sum up products [R S] over trips, in float32.
+def add_up(shape: tuple[int, int], run: Callable[[Add], None]) -> jax.Array:
+    """Sum up products [R S] in float32, and wait for them.
 
-    `trip(number, add)` calls `add(first, a, b)`: to 64 rows from the `first` on goes a [64 C] in
-    registers times b [S C] transposed, in shared memory. The tensor cores may still work on it when
-    that returns: see `wait_products`.
+    `run(add)` calls `add(first, a, b)`: to 64 rows from the `first` on goes a [64 C] in registers
+    times b [S C] transposed, in shared memory. The tensor cores may still work on it when that
+    returns: see `wait_products`.
     """
     if _triton.is_interpreted():
+        return _simulated_sum(jnp.zeros(shape, jnp.float32), run)
 
-        def simulated(number: Any, sums: jax.Array) -> jax.Array:
-            parts = [sums]
-
-            def add(first: int, a: jax.Array, b: Any) -> None:
-                part = jnp.dot(a, b[...].T, preferred_element_type=jnp.float32)
-                above = (first, shape[0] - first - a.shape[0])
-                parts.append(jnp.pad(part, (above, (0, 0))))
-
-            trip(number, add)
-            return functools.reduce(jnp.add, parts)
-
-        return lax.fori_loop(begin, end, simulated, jnp.zeros(shape, jnp.float32))
-
-    def run(sums: Any) -> jax.Array:
+    def scoped(sums: Any) -> jax.Array:
         def add(first: int, a: jax.Array, b: Any) -> None:
             rows = sums if a.shape[0] == shape[0] else sums.at[pl.ds(first, a.shape[0])]
             plgpu.wgmma(rows, a, b.transpose((1, 0)))
 
-        pl.loop(begin, end)(lambda number: trip(number, add))
+        run(add)
         return sums[...]
 
-    return pl.run_scoped(run, plgpu.WGMMAAccumulatorRef(shape, jnp.float32))
+    return pl.run_scoped(scoped, plgpu.WGMMAAccumulatorRef(shape, jnp.float32))
+
+
+def add_up_trips(
+    shape: tuple[int, int], begin: Any, end: Any, trip: Callable[[Any, Add], None]
+) -> jax.Array:
+    """Sum up the products that `trip(number, add)` adds, from trip to trip without waiting."""
+    if _triton.is_interpreted():
+
+        def simulated(number: Any, sums: jax.Array) -> jax.Array:
+            return _simulated_sum(sums, lambda add: trip(number, add))
+
+        return lax.fori_loop(begin, end, simulated, jnp.zeros(shape, jnp.float32))
+    return add_up(shape, lambda add: pl.loop(begin, end)(lambda number: trip(number, add)))
+
+
+def _simulated_sum(sums: jax.Array, run: Callable[[Add], None]) -> jax.Array:
+    parts = [sums]
+
+    def add(first: int, a: jax.Array, b: Any) -> None:
+        part = jnp.dot(a, b[...].T, preferred_element_type=jnp.float32)
+        rest = sums.shape[0] - first - a.shape[0]
+        parts.append(jnp.pad(part, ((first, rest), (0, 0))))
+
+    run(add)
+    return functools.reduce(jnp.add, parts)
 
 
 def add_product(sums: jax.Array, a: jax.Array, b: Any) -> jax.Array:

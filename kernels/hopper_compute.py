@@ -1,6 +1,5 @@
 """The computing warpgroups of `hopper_matmul.py`: unpack, multiply, and store what came of it."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -10,16 +9,27 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from swiftjax.kernels import _mosaic
-from swiftjax.kernels.hopper_weights import unpack
-from swiftjax.kernels.hopper_work import BLOCK, HopperTile, Program, Ref, Work
+from swiftjax.kernels.hopper_weights import INPUTS, shifted_zero, unpack, unpack_unscaled
+from swiftjax.kernels.hopper_work import BLOCK, HopperTile, Program, Work
 
 
 def compute(program: Program, exponents: list[jax.Array], work: Work, done: Any) -> None:
     """Multiply the rows of one warpgroup and store them."""
+    arguments, _, packing, tile = program
+    add_up = _add_up_unscaled if tile.scales_late else _add_up
+    sums = add_up(program, exponents, work, done)
+    if not packing.groups:
+        scale = _mosaic.load_column(arguments.scale.at[_rows_of(tile, work)])
+        sums = sums * lax.broadcast_in_dim(scale, sums.shape, [0])
+    _store(program, work, sums)
+
+
+def _add_up(program: Program, exponents: list[jax.Array], work: Work, done: Any) -> jax.Array:
+    """Multiply weights that have their scales, without waiting between steps."""
     arguments, shared, packing, tile = program
     num_pieces = jnp.int32(shared.x.shape[0])
 
-    def step(number: Any, add: Callable[[int, jax.Array, Ref], None]) -> None:
+    def step(number: Any, add: _mosaic.Add) -> None:
         trip = done + number - work.begin
         stage = lax.rem(trip, jnp.int32(shared.words.shape[0]))
         _mosaic.wait(shared.words_are_there.at[stage])
@@ -42,13 +52,52 @@ def compute(program: Program, exponents: list[jax.Array], work: Work, done: Any)
                     )
         _mosaic.arrive(shared.words_are_free.at[stage])
 
-    sums = _mosaic.sum_products((tile.rows, tile.tokens), work.begin, work.end, step)
+    sums = _mosaic.add_up_trips((tile.rows, tile.tokens), work.begin, work.end, step)
     last = (done + work.num_steps) * packing.parts - 1
     _mosaic.arrive(shared.x_is_free.at[lax.rem(last, num_pieces)])
-    if not packing.groups:
-        scale = _mosaic.load_column(arguments.scale.at[_rows_of(tile, work)])
-        sums = sums * lax.broadcast_in_dim(scale, sums.shape, [0])
-    _store(program, work, sums)
+    return sums
+
+
+def _add_up_unscaled(
+    program: Program, exponents: list[jax.Array], work: Work, done: Any
+) -> jax.Array:
+    """Multiply whole numbers group by group, and scale the sums of each."""
+    arguments, shared, packing, tile = program
+    shape, dtype = (tile.rows, tile.tokens), arguments.x.dtype
+    parts = packing.group_size // INPUTS  # of a group
+    assert shared.scale is not None
+    scale = shared.scale
+
+    def step(number: Any, total: jax.Array) -> jax.Array:
+        trip = done + number - work.begin
+        stage = lax.rem(trip, jnp.int32(shared.words.shape[0]))
+        _mosaic.wait(shared.words_are_there.at[stage])
+        blocks = [_load_block(program, stage, i) for i in range(tile.blocks)]
+        for group in range(packing.groups):
+            first = trip * packing.parts + group * parts
+            stages = [lax.rem(first + i, jnp.int32(shared.x.shape[0])) for i in range(parts)]
+
+            def multiply(add: _mosaic.Add, group: int = group, stages: list = stages) -> None:
+                for i, at in enumerate(stages):
+                    _mosaic.wait(shared.x_is_there.at[at])
+                    for j, (words, _, zeros) in enumerate(blocks):
+                        zero = shifted_zero(zeros[group], dtype)
+                        part = group * parts + i
+                        weights = unpack_unscaled(words, zero, part, exponents[0], dtype)
+                        add(j * BLOCK, weights, shared.x.at[at])
+                        _mosaic.wait_products(1)
+
+            sums = _mosaic.add_up(shape, multiply)
+            for at in stages:
+                _mosaic.arrive(shared.x_is_free.at[at])
+            mine = pl.ds(lax.axis_index("warpgroup") * tile.rows, tile.rows)
+            factor = _mosaic.load_column(scale.at[stage, group, mine])
+            total = total + sums * lax.broadcast_in_dim(factor, shape, [0])
+        _mosaic.arrive(shared.words_are_free.at[stage])
+        return total
+
+    zeros = _mosaic.matrix(jnp.zeros(shape, jnp.float32))
+    return lax.fori_loop(work.begin, work.end, step, zeros)
 
 
 def _load_block(

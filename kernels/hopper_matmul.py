@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Float32, Int8, Int32, UInt8
 
 from swiftjax.kernels import _mosaic
 from swiftjax.kernels.hopper_compute import compute
-from swiftjax.kernels.hopper_weights import INPUTS, WORDS, Packing
+from swiftjax.kernels.hopper_weights import INPUTS, WORDS, Packing, half_exponents
 from swiftjax.kernels.hopper_work import (
     NUM_COMPUTING,
     Arguments,
@@ -90,10 +90,11 @@ def _matmul(
     x_stages, stages = tile.stages(packing)
     x = jnp.pad(x, ((0, -num_tokens % tile.tokens), (0, 0)))
     out = output_of(x, num_outputs, x.dtype, tile.splits)
+    exponents = [half_exponents(x.dtype)] if tile.scales_late else packing.exponents()
     grouped = [array for array in scales if packing.groups]
     parts = _mosaic.launch(
         partial(_kernel, packing, tile),
-        [jnp.asarray(packing.exponents(), jnp.int32), x, words, *scales],
+        [jnp.asarray(exponents, jnp.int32), x, words, *scales],
         out,
         scratch=[
             _mosaic.tiles((x_stages, tile.tokens, INPUTS), x.dtype),

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
-from swiftjax.kernels import _mosaic
+from swiftjax.kernels import _mosaic_registers
 
 WORDS = 16  # of a row, that are unpacked together
 INPUTS = 64  # of a row, that are multiplied together
@@ -87,7 +88,31 @@ def unpack(
         else:
             number = number - zero
         planes.append(number.astype(dtype))
-    return _mosaic.join(planes)
+    return _mosaic_registers.join(planes)
+
+
+def unpack_unscaled(
+    words: jax.Array, zero: jax.Array, part: int, exponents: jax.Array, dtype: jnp.dtype
+) -> jax.Array:
+    """Unpack 64 inputs of words [R 16] of 4 bits: [R 64], less `shifted_zero` of their group."""
+    planes = range(part * PLANES, (part + 1) * PLANES)
+    numbers = [_mosaic_registers.nibbles(words, 4 * plane, exponents, dtype) for plane in planes]
+    return _mosaic_registers.join([number - _over_columns(zero) for number in numbers])
+
+
+def half_exponents(dtype: jnp.dtype) -> int:
+    """Twice the bits of a power of two of 16 bits, whose last bit is one."""
+    bits = int(np.asarray(_one_apart(dtype), dtype).view(np.uint16))
+    return bits | bits << 16
+
+
+def shifted_zero(zero: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """What is taken off numbers under such an exponent."""
+    return (zero.astype(jnp.float32) + _one_apart(dtype)).astype(dtype)
+
+
+def _one_apart(dtype: jnp.dtype) -> float:
+    return float(1 << jnp.finfo(dtype).nmant)
 
 
 def _over_columns(x: jax.Array) -> jax.Array:

@@ -20,7 +20,7 @@ SHARED_BYTES = 224 * 1024  # of 227: barriers and what alignment wastes need the
 MOST_STAGES = 16
 LEAST_STEPS = 8  # of a part of the sum
 # For choosing a tile, in cycles of a multiprocessor; read off the compiler's output, not measured.
-UNPACKING, L2_BYTES, TILE_CYCLES = 1 / 22, 28, 2500
+L2_BYTES, TILE_CYCLES = 28, 2500
 
 Ref = Any
 
@@ -32,6 +32,7 @@ class HopperTile:
     tokens: int  # 16, 32, 64, 128 or 256
     rows: int  # outputs of a warpgroup: 64, or with up to 128 tokens 128
     splits: int = 1
+    scales_late: bool = False  # scales of groups are for sums, not for weights: half the registers
 
     @property
     def blocks(self) -> int:
@@ -64,6 +65,8 @@ class HopperTile:
 
     def is_for(self, packing: Packing, num_inputs: int, num_outputs: int) -> bool:
         """Whether tiles and steps fill this matrix."""
+        if self.scales_late and (not packing.groups or packing.group_size % INPUTS):
+            return False
         return num_inputs % packing.step == 0 and num_outputs % self.outputs == 0
 
     def cycles(self, packing: Packing, num_tokens: int, num_inputs: int, num_outputs: int) -> float:
@@ -73,7 +76,7 @@ class HopperTile:
         """
         work = self.splits * (num_outputs // self.outputs) * -(-num_tokens // self.tokens)
         multiplied = self.outputs * self.tokens * packing.step / 2048
-        unpacked = self.outputs * packing.step * UNPACKING
+        unpacked = self.outputs * packing.step / (35 if self.scales_late else 22)
         copied = (2 * self.tokens * packing.step + 4 * self.outputs * WORDS) / L2_BYTES
         share = -(-(num_inputs // packing.step) // self.splits)
         stored = self.outputs * self.tokens * self.itemsize / L2_BYTES
@@ -88,11 +91,12 @@ def possible_tiles(
 ) -> list[HopperTile]:
     """Tiles that fill the matrix and are not mostly padding."""
     tiles = [
-        HopperTile(tokens=tokens, rows=rows, splits=splits)
+        HopperTile(tokens=tokens, rows=rows, splits=splits, scales_late=late)
         for tokens in (16, 32, 64, 128, 256)
         for rows in (64, 128)
         for splits in (1, 2, 4, 8)
-        if rows * tokens <= 64 * 256
+        for late in (False, True)
+        if rows * tokens <= 64 * (128 if late else 256)
         and (tokens == 16 or tokens < 2 * num_tokens)
         and (splits == 1 or num_inputs // packing.step >= LEAST_STEPS * splits)
     ]

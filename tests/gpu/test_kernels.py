@@ -1,5 +1,6 @@
 """The Triton kernels on a real GPU: right, the same from run to run, in place, in large pools."""
 
+import itertools
 from functools import partial
 
 import jax
@@ -178,9 +179,12 @@ def test_products_on_hopper_equal_dense(shape: tuple[int, int], num_tokens: int)
 @pytest.mark.parametrize("group_size", [32, 64, 128])
 @pytest.mark.parametrize(("tokens", "rows_of"), [(16, 64), (32, 128), (128, 128), (256, 64)])
 def test_tiles_on_hopper_equal_dense(tokens: int, rows_of: int, group_size: int) -> None:
-    """More tiles than there are multiprocessors, and whole sums as well as parts."""
+    """More tiles than there are multiprocessors; whole sums and parts, scaled before and after."""
     x, weights = rows(tokens * 3 - 5, 512), int4_weights(512, 16384, group_size)
-    for splits in (1, 2):
-        tile = HopperTile(tokens=tokens, rows=rows_of, splits=splits)
+    wanted = dense_int4(weights, 512, group_size)
+    for splits, late in itertools.product((1, 2), (False, True)):
+        if late and (group_size < 64 or tokens * rows_of > 64 * 128):
+            continue
+        tile = HopperTile(tokens=tokens, rows=rows_of, splits=splits, scales_late=late)
         run = jax.jit(partial(hopper_int4, group_size=group_size, tile=tile))
-        assert worst_row(run(x, *weights), x, dense_int4(weights, 512, group_size)) < 5e-3
+        assert worst_row(run(x, *weights), x, wanted) < 5e-3, tile

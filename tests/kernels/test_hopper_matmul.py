@@ -13,7 +13,13 @@ import pytest
 
 from swiftjax.kernels import packed_int4
 from swiftjax.kernels.hopper_matmul import can_multiply, hopper_int4, hopper_int8
-from swiftjax.kernels.hopper_weights import Packing, unpack
+from swiftjax.kernels.hopper_weights import (
+    Packing,
+    half_exponents,
+    shifted_zero,
+    unpack,
+    unpack_unscaled,
+)
 from swiftjax.kernels.hopper_work import SHARED_BYTES, HopperTile, choose_tile
 
 INT4, INT8 = Packing(bits=4, group_size=64), Packing(bits=8)
@@ -57,6 +63,12 @@ def dense_int4(arrays: tuple[jax.Array, ...], num_inputs: int, group_size: int) 
     return np.asarray(dense.astype(jnp.bfloat16), np.float64)
 
 
+def exact_int4(arrays: tuple[jax.Array, ...], num_inputs: int, group_size: int) -> np.ndarray:
+    """Weights that are not rounded to a type of 16 bits."""
+    dense = packed_int4.dequantize(*arrays, num_inputs=num_inputs, group_size=group_size)  # type: ignore[arg-type]
+    return np.asarray(dense, np.float64)
+
+
 def dense_int8(kernel: jax.Array, scale: jax.Array) -> np.ndarray:
     return np.asarray(kernel, np.float64) * np.asarray(scale, np.float64)[:, None]
 
@@ -69,6 +81,15 @@ def test_int4_tiles_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None
     y = jax.jit(lambda *a: hopper_int4(*a, group_size=64, tile=tile))(x, *arrays)
     assert y.dtype == x.dtype
     assert worst_row(y, x, dense_int4(arrays, 256, 64)) < 4e-3
+
+
+def test_int4_sums_that_are_scaled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two blocks of rows for a warpgroup, two pieces of activations to a group."""
+    monkeypatch.setattr(HopperTile, "stages", lambda *_: (2, 1))
+    x, arrays = rows(16, 256), int4_weights(256, 256, 128)
+    tile = HopperTile(tokens=16, rows=128, scales_late=True)
+    y = jax.jit(lambda *a: hopper_int4(*a, group_size=128, tile=tile))(x, *arrays)
+    assert worst_row(y, x, exact_int4(arrays, 256, 128)) < 4e-3
 
 
 def test_int8_with_parts_of_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,6 +111,15 @@ def test_unpacked_int4_is_what_dequantizing_gives(group_size: int) -> None:
     parts = [unpack(packing, words, *groups, part, exponents, dtype) for part in range(2)]
     got = np.asarray(jnp.concatenate(parts, axis=1), np.float64)
     np.testing.assert_array_equal(got, dense_int4((words, scale, zero), 128, group_size))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_unpacked_int4_without_scales_is_whole_numbers(dtype: str) -> None:
+    words, _, zero = int4_weights(128, 64, 128)
+    known = jnp.dtype(dtype)
+    rest = shifted_zero(zero[0], known), 1, jnp.int32(half_exponents(known)), known
+    wanted = packed_int4.unpack(words, 128)[:, 64:] - zero[0].astype(jnp.int32)[:, None]
+    np.testing.assert_array_equal(np.asarray(unpack_unscaled(words, *rest), np.int32), wanted)
 
 
 def test_unpacked_int8_is_every_code() -> None:
