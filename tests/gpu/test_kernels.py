@@ -1,8 +1,5 @@
 """The Triton kernels on a real GPU: right, the same from run to run, in place, in large pools."""
 
-import itertools
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,21 +11,11 @@ from swiftjax.kernels import (
     ragged_attention,
     write_kv,
 )
-from swiftjax.kernels.hopper_matmul import hopper_int4, hopper_int8
-from swiftjax.kernels.hopper_work import HopperTile
 from tests.kernels.attention_case import Shape, make_case, relative_error
 from tests.kernels.shapes import DECODES, PROMPTS, RAGGED
 from tests.kernels.test_attention import run_decode, run_ragged
 from tests.kernels.test_chunk_attention import SHAPES as CHUNK_SHAPES
 from tests.kernels.test_chunk_attention import attend as attend_chunks
-from tests.kernels.test_hopper_matmul import (
-    dense_int4,
-    dense_int8,
-    int4_weights,
-    int8_weights,
-    rows,
-    worst_row,
-)
 from tests.kernels.test_prompt_attention import attend
 from tests.kernels.test_quantized_pages import STORED, check_rope_write, quantized_case
 from tests.kernels.test_rope_write import HEADS
@@ -161,30 +148,3 @@ def test_large_pools_are_written_in_place_and_addressed_correctly(gibibytes: flo
     starts = jnp.arange(3, dtype=jnp.int32)
     out = ragged(small.q, k, v, jnp.asarray(table), starts, lens, **small.options)
     assert relative_error(out, small.expected) <= TOLERANCE["bfloat16"]
-
-
-@pytest.mark.skipif(_triton.capability() != (9, 0), reason="needs a Hopper GPU")
-@pytest.mark.parametrize("num_tokens", [16, 100, 600])
-@pytest.mark.parametrize("shape", [(1024, 512), (4096, 256)])
-def test_products_on_hopper_equal_dense(shape: tuple[int, int], num_tokens: int) -> None:
-    """Chosen tiles, more of them than multiprocessors or parts of the sum."""
-    x, int4, int8 = rows(num_tokens, shape[0]), int4_weights(*shape, 128), int8_weights(*shape)
-    multiply4, multiply8 = jax.jit(partial(hopper_int4, group_size=128)), jax.jit(hopper_int8)
-    assert worst_row(multiply4(x, *int4), x, dense_int4(int4, shape[0], 128)) < 5e-3
-    assert worst_row(multiply8(x, *int8), x, dense_int8(*int8)) < 5e-3
-    np.testing.assert_array_equal(multiply4(x, *int4), multiply4(x, *int4))
-
-
-@pytest.mark.skipif(_triton.capability() != (9, 0), reason="needs a Hopper GPU")
-@pytest.mark.parametrize("group_size", [32, 64, 128])
-@pytest.mark.parametrize(("tokens", "rows_of"), [(16, 64), (32, 128), (128, 128), (256, 64)])
-def test_tiles_on_hopper_equal_dense(tokens: int, rows_of: int, group_size: int) -> None:
-    """More tiles than there are multiprocessors; whole sums and parts, scaled before and after."""
-    x, weights = rows(tokens * 3 - 5, 512), int4_weights(512, 16384, group_size)
-    wanted = dense_int4(weights, 512, group_size)
-    for splits, late in itertools.product((1, 2), (False, True)):
-        if late and (group_size < 64 or tokens * rows_of > 64 * 128):
-            continue
-        tile = HopperTile(tokens=tokens, rows=rows_of, splits=splits, scales_late=late)
-        run = jax.jit(partial(hopper_int4, group_size=group_size, tile=tile))
-        assert worst_row(run(x, *weights), x, wanted) < 5e-3, tile
