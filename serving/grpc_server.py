@@ -74,6 +74,8 @@ class GrpcServer:
         keys: KeyRing | None = None,
         metrics: Metrics | None = None,
         tls: ServerTls | None = None,
+        *,
+        max_connections: int | None = None,
     ) -> None:
         """Bind the port (0 takes a free one); raises SwiftJaxError when it cannot be had.
 
@@ -84,7 +86,10 @@ class GrpcServer:
         self._service = GenerationService(metrics)
         self._health = health.aio.HealthServicer()  # pyright: ignore[reportAttributeAccessIssue]
         interceptor = CallInterceptor(self._gate, keys, metrics)
-        self._server = grpc.aio.server(interceptors=(interceptor,), options=SERVER_OPTIONS)
+        options = SERVER_OPTIONS
+        if max_connections is not None:
+            options += (("grpc.max_allowed_incoming_connections", max_connections),)
+        self._server = grpc.aio.server(interceptors=(interceptor,), options=options)
         pb_grpc.add_GenerationServiceServicer_to_server(self._service, self._server)
         self._sessions = SessionService()
         pb_grpc.add_SessionServiceServicer_to_server(self._sessions, self._server)

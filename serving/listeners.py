@@ -23,7 +23,10 @@ LAG_SECONDS = 0.5  # between two looks at how late the event loop is
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Listen:
-    """Where to listen and whom to let in. Port 0 takes a free one; no HTTP without `http_port`."""
+    """Where to listen and whom to let in. Port 0 takes a free one; no HTTP without `http_port`.
+
+    `max_connections` are those of each port: more are closed as they come.
+    """
 
     host: str = "127.0.0.1"
     grpc_port: int = 0
@@ -31,6 +34,7 @@ class Listen:
     keys: KeyRing = field(default_factory=KeyRing)
     allowed_origins: Sequence[str] = ()
     tls: ServerTls | None = None
+    max_connections: int | None = None
 
 
 class Listeners:
@@ -43,7 +47,8 @@ class Listeners:
         self._measuring: asyncio.Task[None] | None = None
         shared = (self._gate, listen.keys, self._metrics)
         tls = listen.tls
-        self.grpc = GrpcServer(listen.host, listen.grpc_port, *shared, tls)
+        most = listen.max_connections
+        self.grpc = GrpcServer(listen.host, listen.grpc_port, *shared, tls, max_connections=most)
         self._reloading = Reloading(self._gate, partial(self.grpc.drain, for_good=False), self.open)
         self.grpc.offer_reload(self._reloading.run)
         self.http: HttpServer | None = None
@@ -54,6 +59,7 @@ class Listeners:
                 *shared,
                 allowed_origins=listen.allowed_origins,
                 tls=None if tls is None else tls.context,
+                max_connections=most,
             )
 
     async def start(self) -> None:

@@ -9,6 +9,8 @@ import socket
 import ssl
 import sys
 from collections.abc import Sequence
+from functools import partial
+from typing import cast
 
 import uvicorn
 
@@ -41,6 +43,7 @@ class HttpServer:
         *,
         allowed_origins: Sequence[str] = (),
         tls: ssl.SSLContext | None = None,
+        max_connections: int | None = None,
     ) -> None:
         """Bind the port (0 takes a free one); raises SwiftJaxError when it cannot be had."""
         self._routes = Routes(gate, metrics)
@@ -50,7 +53,7 @@ class HttpServer:
         self.address = f"{'https' if tls else 'http'}://{bracketed}:{self.port}"
         config = uvicorn.Config(
             make_app(self._routes.router(), keys, metrics, allowed_origins),
-            http=HttpProtocol,
+            http=cast(type[HttpProtocol], partial(HttpProtocol, max_connections)),
             ws="none",
             lifespan="off",
             log_config=None,

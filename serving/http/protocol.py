@@ -21,17 +21,21 @@ class TooFarAheadError(Exception):
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """One connection."""
+    """One connection, closed at once if so many others are open."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, max_connections: int | None, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._max_connections = max_connections
         self._num_bytes = 0  # that came since the last that were body, or the end of something
         self._waiting: asyncio.TimerHandle | None = None  # for the rest of a head
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for a first request, but not for ever."""
         super().connection_made(transport)
-        self._wait()
+        if self._max_connections is not None and len(self.connections) > self._max_connections:
+            transport.abort()
+        else:
+            self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Nothing will come any more."""

@@ -1,6 +1,7 @@
 """`swiftjax serve`: the gRPC and HTTP server in the foreground."""
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -215,11 +216,10 @@ def _run(
     from swiftjax.cli.file_limit import raise_file_limit
     from swiftjax.serving.server import run_server
 
-    raise_file_limit()
     return uvloop.run(
         run_server(
             engines.start,
-            listen,
+            replace(listen, max_connections=raise_file_limit()),
             drain_seconds=drain_seconds,
             announce=print_line,
             tell=notify,

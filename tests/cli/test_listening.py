@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import trustme
 
-from swiftjax.cli.file_limit import MAX_FILES, raise_file_limit
+from swiftjax.cli.file_limit import MAX_FILES, OWN_FILES, raise_file_limit
 from swiftjax.cli.listening import KEYS_VARIABLE, choose_policy, read_listen
 from swiftjax.errors import InvalidRequestError, UnauthenticatedError
 from swiftjax.serving.keys import KeyEntry, KeyRing
@@ -97,7 +97,7 @@ def test_a_server_may_have_as_many_connections_as_its_system_allows() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (low, hard))
     try:
         for _ in range(2):
-            raise_file_limit()
+            assert raise_file_limit() == (min(hard, MAX_FILES) - OWN_FILES) // 2
             assert resource.getrlimit(resource.RLIMIT_NOFILE) == (min(hard, MAX_FILES), hard)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

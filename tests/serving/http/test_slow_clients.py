@@ -8,6 +8,7 @@ import time
 import pytest
 
 from swiftjax.serving.http import http_server, protocol
+from swiftjax.serving.listeners import Listen, Listeners
 from tests.serving.harness import make_core, until
 from tests.serving.http.harness import HttpService, serving
 
@@ -88,4 +89,39 @@ def test_who_takes_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
                 await asyncio.sleep(0.05)
             client.close()
 
+    asyncio.run(main())
+
+
+def test_a_port_has_so_many_connections_and_no_more() -> None:
+    """Those that send nothing as well: each takes a file, and the rest of the server needs some."""
+
+    async def is_closed(port: int) -> bool:
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            kept.append(writer)
+            return await asyncio.wait_for(reader.read(1), 0.3) == b""
+        except ConnectionError:
+            return True
+        except TimeoutError:
+            return False
+
+    async def main() -> None:
+        listeners = Listeners(Listen(http_port=0, max_connections=2))
+        await listeners.start()
+        assert listeners.http is not None
+        try:
+            for port in (listeners.grpc.port, listeners.http.port):
+                assert [await is_closed(port) for _ in range(4)] == [False, False, True, True]
+                for writer in kept:
+                    writer.close()
+                kept.clear()
+                deadline = time.monotonic() + 5.0
+                while await is_closed(port):
+                    assert time.monotonic() < deadline
+        finally:
+            for writer in kept:
+                writer.close()
+            await listeners.stop()
+
+    kept: list[asyncio.StreamWriter] = []
     asyncio.run(main())
