@@ -8,14 +8,18 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
+from unittest import mock
 
 import jax.numpy as jnp
 
 from benchmarks.deviceless import as_on, compile_for
 from benchmarks.gpu_targets import TARGETS
 from swiftjax.batch import BatchShape
+from swiftjax.converters.quantize import with_quantization
+from swiftjax.kernels import rounded_rows, split_k
 from swiftjax.model.assembly import make_programs
 from swiftjax.model.compiler_options import FEW_KERNELS
+from swiftjax.quantization import Quantization, QuantType
 from swiftjax.shapes import SHAPES
 from tests.kernels.cuda_cases import (
     MODELS,
@@ -99,9 +103,10 @@ def estimates(gpu: str, name: str) -> dict[str, int]:
         }
 
 
-def step_case() -> Case:
+def step_case(kind: QuantType | None) -> Case:
     """A decode step of 64 sequences, two layers of the 8B model."""
     model = dataclasses.replace(SHAPES["llama3-8b"], num_layers=2, vocab_size=32000)
+    model = with_quantization(model, Quantization(kind=kind) if kind else None)
     programs = make_programs(
         model, max_num_seqs=NUM_SEQS, num_pages=1000, page_size=64, max_model_len=8192,
         implementation="triton",
@@ -138,13 +143,17 @@ def product_cases() -> dict[str, Case]:
     }
 
 
+# Forms that wait for their timing are what is compiled: whether they do is seen here.
+@mock.patch.object(rounded_rows, "BY_KERNEL", True)
+@mock.patch.object(split_k, "FP8_AS_SUCH", True)
 def main(path: Path) -> None:
     """Compile everything."""
     found: dict[str, list[dict[str, object]]] = {}
     cases = [(gpu, name, case) for gpu in TARGETS for name, case in cases_of(gpu).items()]
-    for gpu, name, case in (*cases, ("h200", "step", step_case())):
+    steps = [("h200", "step", step_case(None)), ("h200", "step fp8", step_case("fp8"))]
+    for gpu, name, case in cases + steps:
         print(gpu, name, flush=True)
-        donate, options = ((1,), dict(FEW_KERNELS)) if name == "step" else ((), {})
+        donate, options = ((1,), dict(FEW_KERNELS)) if name.startswith("step") else ((), {})
         kernels = compile_for(
             TARGETS[gpu], case.run, *case.specs, donate=donate, options=options
         ).kernels
