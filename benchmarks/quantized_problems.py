@@ -138,9 +138,10 @@ def compared_forms(problem: Problem, tokens: int) -> Forms:
     best = hopper_tiles(problem, tokens)
     if tokens > MOST_TOKENS:
         forms["weights written out apart"] = apart(problem.kind)
-        best = [tile for tile in best if not tile.scales_late]
-    first = {tile.scales_late: tile for tile in reversed(best)}
-    return forms | {told(tile): on_hopper(problem.kind, tile) for tile in first.values()}
+        best = [tile for tile in best if not tile.scales_late][:2]
+    else:
+        best = [*{tile.scales_late: tile for tile in reversed(best)}.values()]
+    return forms | {told(tile): on_hopper(problem.kind, tile) for tile in best}
 
 
 def on_hopper(kind: str, tile: HopperTile | None = None) -> Matmul:
