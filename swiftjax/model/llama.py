@@ -35,7 +35,7 @@ class RMSNorm(nnx.Module):
         """Normalise the last axis."""
         return kernels.rms_norm(x, self.scale[...], self.eps)
 
-    def left(self, x: Float[Array, "T D"]) -> kernels.Normed:
+    def lazy(self, x: Float[Array, "T D"]) -> kernels.Normed:
         """Leave it to the projection that reads the rows: it may want them in 8 bits."""
         return kernels.Normed(x=x, scale=self.scale[...], eps=self.eps)
 
@@ -166,10 +166,10 @@ class Block(nnx.Module):
         inputs: LayerInputs,
     ) -> tuple[Float[Array, "T D"], kernels.Pages, kernels.Pages]:
         """Attention and MLP, each with a residual."""
-        y, keys, values = self.attention(self.attention_norm.left(x), keys, values, inputs)
+        y, keys, values = self.attention(self.attention_norm.lazy(x), keys, values, inputs)
         x = x + y
         with jax.named_scope("mlp"):
-            return x + self.mlp(self.mlp_norm.left(x), inputs.implementation), keys, values
+            return x + self.mlp(self.mlp_norm.lazy(x), inputs.implementation), keys, values
 
 
 # Layers of equal structure are traced and lowered once, not 32 times; the compiler inlines them.
