@@ -7,6 +7,7 @@ from contextvars import ContextVar
 from typing import NamedTuple
 
 from swiftjax.engine.checks import MAX_LABEL_CHARS
+from swiftjax.engine.text_threads import set_owner
 
 
 class Caller(NamedTuple):
@@ -40,3 +41,4 @@ def turns_of(client_id: str) -> str:
 def set_caller(caller: Caller) -> None:
     """Say so for the task that handles the call."""
     _current.set(caller)
+    set_owner(caller.name)

@@ -5,7 +5,6 @@ When a client cancels or its deadline passes, grpc.aio cancels the handler; that
 stream, which aborts the request.
 """
 
-import asyncio
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import replace
 from functools import partial
@@ -14,7 +13,7 @@ from typing import cast
 
 from swiftjax.engine.checks import check_count
 from swiftjax.engine.request import GenerationConfig
-from swiftjax.engine.text_threads import count_chars, in_thread, tokenise
+from swiftjax.engine.text_threads import CHARS_PER_ID, count_chars, in_thread, tokenise
 from swiftjax.errors import InvalidRequestError
 from swiftjax.serving import messages
 from swiftjax.serving.caller import current_caller, turns_of
@@ -98,7 +97,8 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
             ids = messages.read_vocabulary_ids(request.token_ids, vocab_size)
             return engine.tokenizer.decode(ids, skip)
 
-        return pb.DetokenizeResponse(text=await asyncio.to_thread(decode))
+        num_chars = len(request.token_ids) * CHARS_PER_ID
+        return pb.DetokenizeResponse(text=await in_thread(num_chars, decode))
 
     async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:
         """Describe the model."""

@@ -1,12 +1,12 @@
 """Endpoints that only turn texts and chats into token ids and back."""
 
-import asyncio
 from collections.abc import Callable
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from swiftjax.engine.text_threads import tokenise
+from swiftjax.engine.text_threads import CHARS_PER_ID, in_thread, tokenise
 from swiftjax.serving.http.bodies import DetokenizeBody, TokenizeBody
 from swiftjax.serving.http.gated import Endpoint
 from swiftjax.serving.http.json_body import FieldError, read_body
@@ -60,7 +60,8 @@ class TokenRoutes:
         check_model(body.model or "", model.name)
         ids = read_vocabulary_ids(body.tokens, engine.limits.vocab_size)
         skip = body.skip_special_tokens is not False
-        text = await asyncio.to_thread(engine.tokenizer.decode, ids, skip)
+        decode = partial(engine.tokenizer.decode, ids, skip)
+        text = await in_thread(len(ids) * CHARS_PER_ID, decode)
         return JsonReply({"prompt": text})
 
     async def tokenizer_info(self, request: Request) -> Response:

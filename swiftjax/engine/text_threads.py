@@ -1,16 +1,20 @@
 """Threads on which texts are rendered and tokenised, away from the event loop.
 
 Long texts have threads of their own, half as many as cores: one takes seconds, and the short ones
-of everybody else would wait behind a handful of them. Called by both transports and the engine's
-asyncio side.
+of everybody else would wait behind a handful of them. Of those threads one API key has half, so
+that the long texts of others need not wait for all of its own. Called by both transports and the
+engine's asyncio side.
 """
 
 import asyncio
 import os
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from contextvars import ContextVar
 from functools import partial
 from typing import TypeVar
+from weakref import WeakValueDictionary
 
 from swiftjax.engine.tokenizer import Tokenizer
 
@@ -18,15 +22,31 @@ from swiftjax.engine.tokenizer import Tokenizer
 SHORT_CHARS = 256
 LONG_CHARS = 2**16  # up to a quarter of a second of a core
 
-_long = ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2), "swiftjax-long-texts")
+CHARS_PER_ID = 4  # of a text that is made of token ids
+
+NUM_LONG = max(1, (os.cpu_count() or 1) // 2)
+SHARE = max(1, NUM_LONG // 2)  # of one owner
+
+_long = ThreadPoolExecutor(NUM_LONG, "swiftjax-long-texts")
+_owner: ContextVar[str] = ContextVar("owner of texts", default="")
+_turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()  # while they are used
 
 Result = TypeVar("Result")
 
 
+def set_owner(name: str) -> None:
+    """Say whose texts the current task works on; nobody's, which is the default, have no share."""
+    _owner.set(name)
+
+
 async def in_thread(num_chars: int, call: Callable[[], Result]) -> Result:
     """Call something on a thread for texts of this length."""
-    threads = _long if num_chars > LONG_CHARS else None  # None: the loop's own
-    return await asyncio.get_running_loop().run_in_executor(threads, call)
+    loop = asyncio.get_running_loop()
+    if num_chars <= LONG_CHARS:
+        return await loop.run_in_executor(None, call)
+    owner, fresh = _owner.get(), asyncio.Semaphore(SHARE)
+    async with _turns.setdefault(owner, fresh) if owner else nullcontext():
+        return await loop.run_in_executor(_long, call)
 
 
 async def tokenise(tokenizer: Tokenizer, text: str, add_special_tokens: bool = True) -> list[int]:

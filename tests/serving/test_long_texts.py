@@ -6,9 +6,16 @@ from functools import partial
 
 import pytest
 
-from swiftjax.engine.text_threads import LONG_CHARS, count_chars, in_thread
+from swiftjax.engine.text_threads import (
+    LONG_CHARS,
+    NUM_LONG,
+    SHARE,
+    count_chars,
+    in_thread,
+    set_owner,
+)
 from swiftjax.serving.proto import swiftjax_pb2 as pb
-from tests.serving.harness import Service, join
+from tests.serving.harness import Service, join, until
 from tests.serving.test_cancel import run
 
 
@@ -35,6 +42,31 @@ def test_short_texts_do_not_wait_behind_long_ones(monkeypatch: pytest.MonkeyPatc
             assert len(answer.token_ids) == 100
 
     run(body)
+
+
+def test_long_texts_of_one_owner_do_not_keep_another_waiting() -> None:
+    begun: list[str] = []
+    may_go_on = threading.Event()
+
+    def work(owner: str) -> None:
+        begun.append(owner)
+        assert may_go_on.wait(20)
+
+    async def ask(owner: str) -> None:
+        set_owner(owner)
+        await in_thread(LONG_CHARS + 1, partial(work, owner))
+
+    async def main() -> None:
+        waiting = [asyncio.create_task(ask("many")) for _ in range(4 * NUM_LONG)]
+        await until(lambda: len(begun) == SHARE)
+        waiting[-1].cancel()
+        one = asyncio.create_task(ask("one"))
+        await asyncio.sleep(0.01)
+        may_go_on.set()
+        await asyncio.wait([one, *waiting])
+
+    asyncio.run(main())
+    assert begun == ["many"] * SHARE + ["one"] + ["many"] * (4 * NUM_LONG - SHARE - 1)
 
 
 def test_what_is_long() -> None:
