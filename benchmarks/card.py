@@ -44,6 +44,7 @@ RUNS = {
     "endless": "swiftjax bench streaming --dtype bfloat16 --part endless",
     "turns": f"swiftjax bench streaming {DUMMY} --part position --part turns --answer 1024",
     "products": "python -m benchmarks.quantized_matmul",
+    "products-compared": "python -m benchmarks.quantized_matmul --compare",
     "step": STEP,
     "step-fp8": f"{STEP} --quant-type fp8",
     "step-int4": f"{STEP} --quant-type int4",

@@ -57,18 +57,31 @@ def chunk_attention(
 ) -> Float[Array, "T N H"]:
     """Attend for query blocks of BLOCK_Q tokens; T >= BLOCK_Q. Other rows hold anything."""
     assert not isinstance(k_pages, QuantizedPages) and not isinstance(v_pages, QuantizedPages)
-    num_heads, head_dim = q.shape[1:]
+    num_heads = q.shape[1]
     chunks = Chunks(
         page_size=k_pages.shape[2],
         group=num_heads // k_pages.shape[1],
         window=window,
         scale=scale,
     )
-    copies = BLOCK_K // chunks.page_size
     blocked = [blocks.sequence, blocks.first, blocks.end, blocks.position, blocks.count[None]]
+    return _launch(
+        chunks,
+        min(_mosaic.num_multiprocessors(), num_heads * blocks.first.shape[0]),
+        q,
+        [page_table, *blocked, k_pages, v_pages],
+    )
+
+
+# Traced and lowered once for all layers of a model: that takes seconds.
+@partial(jax.jit, static_argnames=("chunks", "num_programs"))
+def _launch(
+    chunks: Chunks, num_programs: int, q: Float[Array, "T N H"], rest: list[Array]
+) -> Float[Array, "T N H"]:
+    head_dim, copies = q.shape[2], BLOCK_K // chunks.page_size
     return _mosaic.launch(
         partial(_kernel, chunks),
-        [q, page_table, *blocked, k_pages, v_pages],
+        [q, *rest],
         jax.ShapeDtypeStruct(q.shape, q.dtype),
         scratch=[
             _mosaic.tiles((NUM_COMPUTING, ROWS, head_dim), q.dtype),
@@ -83,7 +96,7 @@ def chunk_attention(
             ),
             _mosaic.Barrier(num_arrivals=NUM_COMPUTING),
         ],
-        num_programs=min(_mosaic.num_multiprocessors(), num_heads * blocks.first.shape[0]),
+        num_programs=num_programs,
         num_warpgroups=NUM_COMPUTING + 1,
     )
 
