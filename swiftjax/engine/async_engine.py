@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from swiftjax.config import ReaderLimits, SessionLimits
 from swiftjax.engine.answer_reader import AnswerReader
@@ -33,7 +34,7 @@ from swiftjax.engine.request import (
 )
 from swiftjax.engine.session import Turn
 from swiftjax.engine.step_meter import StepReport
-from swiftjax.engine.text_threads import tokenise
+from swiftjax.engine.text_threads import in_thread, tokenise
 from swiftjax.engine.tokenizer import Tokenizer
 from swiftjax.errors import EngineDeadError, InvalidRequestError, SwiftJaxError
 from swiftjax.memory import DeviceReport
@@ -201,7 +202,7 @@ class AsyncEngine:
     ) -> Request:
         grammar = None
         if config.constraint is not None:
-            grammar = await asyncio.to_thread(self._grammars.compile, config.constraint)
+            grammar = await in_thread(0, partial(self._grammars.compile, config.constraint))
         return self.limits.resolve(
             request_id or uuid.uuid4().hex,
             token_ids,

@@ -1,9 +1,9 @@
-"""Threads on which texts are rendered and tokenised, away from the event loop.
+"""Threads on which texts are rendered and tokenised and grammars compiled, off the event loop.
 
 Long texts have threads of their own, half as many as cores: one takes seconds, and the short ones
-of everybody else would wait behind a handful of them. Of those threads one API key has half, so
-that the long texts of others need not wait for all of its own. Called by both transports and the
-engine's asyncio side.
+of everybody else would wait behind a handful of them. Of either kind of threads one API key has
+half, so that others need not wait for all that it asks. Called by both transports and the engine's
+asyncio side.
 """
 
 import asyncio
@@ -24,12 +24,14 @@ LONG_CHARS = 2**16  # up to a quarter of a second of a core
 
 CHARS_PER_ID = 4  # of a text that is made of token ids
 
-NUM_LONG = max(1, (os.cpu_count() or 1) // 2)
-SHARE = max(1, NUM_LONG // 2)  # of one owner
+NUM_CORES = os.cpu_count() or 1
+NUM_LONG = max(1, NUM_CORES // 2)
+NUM_SHORT = min(32, NUM_CORES + 4)  # threads of an event loop's own
 
 _long = ThreadPoolExecutor(NUM_LONG, "swiftjax-long-texts")
 _owner: ContextVar[str] = ContextVar("owner of texts", default="")
-_turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()  # while they are used
+# By owner and whether for long texts, while they are used.
+_turns: WeakValueDictionary[tuple[str, bool], asyncio.Semaphore] = WeakValueDictionary()
 
 Result = TypeVar("Result")
 
@@ -41,12 +43,16 @@ def set_owner(name: str) -> None:
 
 async def in_thread(num_chars: int, call: Callable[[], Result]) -> Result:
     """Call something on a thread for texts of this length."""
-    loop = asyncio.get_running_loop()
-    if num_chars <= LONG_CHARS:
-        return await loop.run_in_executor(None, call)
-    owner, fresh = _owner.get(), asyncio.Semaphore(SHARE)
-    async with _turns.setdefault(owner, fresh) if owner else nullcontext():
-        return await loop.run_in_executor(_long, call)
+    owner, is_long = _owner.get(), num_chars > LONG_CHARS
+    fresh = asyncio.Semaphore(share_of(is_long))
+    threads = _long if is_long else None  # None: the loop's own
+    async with _turns.setdefault((owner, is_long), fresh) if owner else nullcontext():
+        return await asyncio.get_running_loop().run_in_executor(threads, call)
+
+
+def share_of(is_long: bool) -> int:
+    """How many threads for long or for short texts one owner may have."""
+    return max(1, (NUM_LONG if is_long else NUM_SHORT) // 2)
 
 
 async def tokenise(tokenizer: Tokenizer, text: str, add_special_tokens: bool = True) -> list[int]:

@@ -8,11 +8,10 @@ import pytest
 
 from swiftjax.engine.text_threads import (
     LONG_CHARS,
-    NUM_LONG,
-    SHARE,
     count_chars,
     in_thread,
     set_owner,
+    share_of,
 )
 from swiftjax.serving.proto import swiftjax_pb2 as pb
 from tests.serving.harness import Service, join, until
@@ -44,7 +43,9 @@ def test_short_texts_do_not_wait_behind_long_ones(monkeypatch: pytest.MonkeyPatc
     run(body)
 
 
-def test_long_texts_of_one_owner_do_not_keep_another_waiting() -> None:
+@pytest.mark.parametrize("num_chars", [LONG_CHARS, LONG_CHARS + 1], ids=["short", "long"])
+def test_texts_of_one_owner_do_not_keep_another_waiting(num_chars: int) -> None:
+    share = share_of(num_chars > LONG_CHARS)
     begun: list[str] = []
     may_go_on = threading.Event()
 
@@ -54,11 +55,11 @@ def test_long_texts_of_one_owner_do_not_keep_another_waiting() -> None:
 
     async def ask(owner: str) -> None:
         set_owner(owner)
-        await in_thread(LONG_CHARS + 1, partial(work, owner))
+        await in_thread(num_chars, partial(work, owner))
 
     async def main() -> None:
-        waiting = [asyncio.create_task(ask("many")) for _ in range(4 * NUM_LONG)]
-        await until(lambda: len(begun) == SHARE)
+        waiting = [asyncio.create_task(ask("many")) for _ in range(5 * share)]
+        await until(lambda: len(begun) == share)
         waiting[-1].cancel()
         one = asyncio.create_task(ask("one"))
         await asyncio.sleep(0.01)
@@ -66,7 +67,7 @@ def test_long_texts_of_one_owner_do_not_keep_another_waiting() -> None:
         await asyncio.wait([one, *waiting])
 
     asyncio.run(main())
-    assert begun == ["many"] * SHARE + ["one"] + ["many"] * (4 * NUM_LONG - SHARE - 1)
+    assert begun == ["many"] * share + ["one"] + ["many"] * (4 * share - 1)
 
 
 def test_what_is_long() -> None:
