@@ -29,7 +29,7 @@ from swiftjax.model_config import ModelConfig
         "sin",
         "sinks",
     ),
-    meta_fields=("is_decode", "whole_prompt", "row_invariant", "implementation"),
+    meta_fields=("is_decode", "whole_prompt", "row_invariant", "implementation", "attention"),
 )
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerInputs:
@@ -46,6 +46,7 @@ class LayerInputs:
     whole_prompt: bool  # one sequence, all of it new
     row_invariant: bool  # a row's bits do not depend on what else its chunk holds
     implementation: kernels.Implementation
+    attention: kernels.Implementation  # the same, or what it falls back to
 
 
 def layer_inputs(
@@ -58,11 +59,10 @@ def layer_inputs(
 ) -> LayerInputs:
     """Work out what all layers read of a batch.
 
-    Mosaic's kernel is for batches of long chunks: it is compiled anew at every start, 2 s for each
-    shape, and gains nothing where chunks are short.
+    Mosaic's attention is for batches of long chunks: it is compiled anew at every start, 2 s for
+    each shape, and gains nothing where chunks are short.
     """
-    if implementation == "mosaic" and not batch.shape.long_chunks:
-        implementation = "triton"
+    is_short = implementation == "mosaic" and not batch.shape.long_chunks
     cos, sin = _angles(config, table, batch)
     return LayerInputs(
         slot_mapping=batch.slot_mapping,
@@ -76,6 +76,7 @@ def layer_inputs(
         whole_prompt=batch.shape.whole_prompt,
         row_invariant=row_invariant,
         implementation=implementation,
+        attention="triton" if is_short else implementation,
     )
 
 

@@ -122,7 +122,7 @@ class Attention(nnx.Module):
             row_invariant=inputs.row_invariant,
             whole_prompt=inputs.whole_prompt,
             streams=streams,
-            implementation=inputs.implementation,
+            implementation=inputs.attention,
         )
 
 

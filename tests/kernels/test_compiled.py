@@ -35,6 +35,7 @@ KNOWN_SPILLS = {
     ("l4", "prompt", "ragged_attention"): 1236,
     ("l4", "pages fp8", "ragged_attention"): 24,
     ("h200", "prompt", "ragged_attention"): 640,
+    ("h200", "sinks", "ragged_attention"): 16,
     ("h200", "head 256", "decode_attention"): 380,
     ("h200", "sinks, head 256", "decode_attention"): 376,
     ("h200", "sinks, head 256", "ragged_attention"): 688,
