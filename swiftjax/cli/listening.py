@@ -123,8 +123,10 @@ def read_listen(
     )
 
 
-def make_quota(limit: int | None, max_queue_len: int, keys: "KeyRing") -> "Quota":
+def make_quota(limit: int | None, max_queue_len: int, keys: "KeyRing") -> "Quota | None":
     """Limit what one key may have, by default so that it cannot fill the queue alone."""
+    if keys.is_open:  # and stays so
+        return None
     from swiftjax.serving.quota import Quota
 
     if limit is not None:

@@ -15,7 +15,7 @@ from swiftjax.engine.constraint import Constraint
 from swiftjax.engine.grammar import Grammar
 from swiftjax.engine.request import Request, StreamOutput
 from swiftjax.serving.caller import set_caller
-from swiftjax.serving.keys import KeyEntry
+from swiftjax.serving.keys import KeyEntry, KeyRing
 from swiftjax.serving.proto import swiftjax_pb2 as pb
 from swiftjax.serving.proto import swiftjax_pb2_grpc as pb_grpc
 from swiftjax.serving.quota import Quota
@@ -190,7 +190,9 @@ def test_one_key_cannot_fill_the_queue_and_waits_for_its_turn() -> None:
             await asyncio.sleep(0.0 if code == grpc.StatusCode.OK else 0.1)
 
     async def body(service: HttpService) -> None:
-        limit(service, make_quota(None, queue, KEYS))
+        quota = make_quota(None, queue, KEYS)
+        assert quota is not None
+        limit(service, quota)
         seen = Counter[grpc.StatusCode]()
         async with grpc.aio.insecure_channel(service.listeners.grpc.address) as channel:
             ours = pb_grpc.GenerationServiceStub(channel)
@@ -217,6 +219,7 @@ def test_a_key_that_is_alone_has_the_whole_queue() -> None:
     ring = make_keys(KeyEntry(KEY), KeyEntry(KEY, True))
     assert not ring.has_several and KEYS.has_several
     quota = make_quota(None, 2, ring)
+    assert quota is not None and make_quota(1, 2, KeyRing()) is None
 
     async def answers() -> AsyncGenerator[StreamOutput, None]:
         return
