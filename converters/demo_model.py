@@ -56,7 +56,7 @@ def resolve_model(name_or_path: str, *, cache_dir: Path | None = None) -> Path:
 
 
 def default_cache_dir() -> Path:
-    """The user's cache directory. The one place outside the CLI that reads the environment."""
+    """The user's cache directory, by the environment."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "swiftjax"
 

@@ -33,6 +33,7 @@ from swiftjax.sizing import (
     choose_sizes,
     configure_jax,
     is_on_gpu,
+    kept_programs,
     open_model,
     plan_memory,
 )
@@ -148,6 +149,7 @@ def _load_runner(
         implementation=implementation,
         kv_cache_dtype=config.kv_cache_dtype,
         row_invariant=config.deterministic,
+        kept=kept_programs(),
     )
     params = programs.model.bind(load_params(opened, progress))
     state = make_state(

@@ -1,6 +1,7 @@
-"""Making sure that what was written is on the disk. Called where files must outlive a crash."""
+"""What the file system promises: that files are on the disk, and that they are nobody else's."""
 
 import os
+import stat
 from pathlib import Path
 
 
@@ -11,3 +12,16 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def is_private(path: Path) -> bool:
+    """Whether nobody but this user and root can replace what is at a path, or in it if a folder.
+
+    Says nothing of the folders above. Raises OSError.
+    """
+    status = path.stat()
+    if status.st_uid not in (0, os.geteuid()):
+        return False
+    # In a folder with the sticky bit, such as /tmp, nobody touches what is someone else's.
+    is_shared = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
+    return bool(is_shared) or not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)

@@ -18,6 +18,7 @@ from swiftjax.converters.dummy import open_dummy
 from swiftjax.converters.load import OpenCheckpoint, open_checkpoint
 from swiftjax.errors import InvalidRequestError, UnsupportedError
 from swiftjax.memory import GIB, MemoryPlan, plan_pages, temporaries
+from swiftjax.model.kept_programs import KeptPrograms, open_kept
 from swiftjax.model.kv_cache import bytes_per_page
 from swiftjax.model.logprobs import PROMPT_BLOCK
 from swiftjax.model.params import weight_bytes
@@ -79,9 +80,22 @@ def configure_jax(memory_fraction: float) -> None:
     # Only GPU clients read this option.
     jax.config.update("jax_pjrt_client_create_options", {"memory_fraction": memory_fraction})
     if jax.config.values["jax_compilation_cache_dir"] is None:
-        jax.config.update("jax_compilation_cache_dir", str(default_cache_dir() / "compiled"))
+        jax.config.update("jax_compilation_cache_dir", _own_cache())
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def kept_programs() -> KeptPrograms | None:
+    """The compiled programs of earlier starts.
+
+    None where the user chose where compiled code is kept, or that none is.
+    """
+    chosen = jax.config.values
+    if not chosen["jax_enable_compilation_cache"]:
+        return None
+    if chosen["jax_compilation_cache_dir"] != _own_cache():
+        return None
+    return open_kept(default_cache_dir() / "programs")
 
 
 def check_kv_cache_dtype(kv_cache_dtype: KVCacheDtype) -> None:
@@ -153,6 +167,10 @@ def plan_memory(config: EngineConfig, model: ModelConfig, sizes: Sizes) -> Memor
 def is_on_gpu() -> bool:
     """Whether steps run on a GPU."""
     return jax.default_backend() == "gpu"
+
+
+def _own_cache() -> str:
+    return str(default_cache_dir() / "compiled")
 
 
 def _host_memory_bytes() -> int:

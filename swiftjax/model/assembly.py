@@ -10,6 +10,7 @@ from jaxtyping import Array
 
 from swiftjax import kernels
 from swiftjax.config import KVCacheDtype
+from swiftjax.model.kept_programs import KeptPrograms
 from swiftjax.model.kv_cache import make_kv_cache
 from swiftjax.model.penalties import empty_counts
 from swiftjax.model.programs import Programs, State
@@ -28,6 +29,7 @@ def make_programs(
     implementation: kernels.Implementation,
     kv_cache_dtype: KVCacheDtype = "auto",
     row_invariant: bool = False,
+    kept: KeptPrograms | None = None,
 ) -> Programs:
     """The programs of a model and a cache of these sizes, for rows < max_num_seqs."""
     model = StepModel(
@@ -45,7 +47,7 @@ def make_programs(
             kv_cache_dtype=kv_cache_dtype,
         )
     )
-    return Programs(model, state)
+    return Programs(model, state, kept)
 
 
 def make_state(

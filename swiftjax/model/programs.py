@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Int
 
 from swiftjax.batch import NONE, Batch, BatchShape, SamplingBatch, TokenEdits, empty_edits
 from swiftjax.model.compiler_options import forward_options
+from swiftjax.model.kept_programs import KeptPrograms, Program
 from swiftjax.model.kv_cache import KVCache
 from swiftjax.model.logprobs import log_total, score_prompt
 from swiftjax.model.packing import packed_sizes, unpack, unpack_sampling
@@ -55,10 +56,11 @@ class Programs:
     Needs the shapes of weights and state only, not their values.
     """
 
-    def __init__(self, model: StepModel, state: State) -> None:
-        """`state` is abstract."""
+    def __init__(self, model: StepModel, state: State, kept: KeptPrograms | None = None) -> None:
+        """`state` is abstract; `kept` are programs of earlier starts."""
         self.model = model
         self._state = state
+        self._kept = kept
         self._compiled: dict[tuple[Any, ...], jax.stages.Compiled] = {}
 
     @property
@@ -80,45 +82,35 @@ class Programs:
 
     def forward(self, shape: BatchShape) -> jax.stages.Compiled:
         """(params, kv_cache, last_tokens, packed) -> (logits, total, hidden or None, kv_cache)."""
-        lower = partial(self.lower_forward, shape)
-        return self._get(("forward", shape), lower, forward_options(shape))
+        return self._get(("forward", shape), partial(self.forward_program, shape))
 
     def sampler(self, num_rows: int, kind: Sampler) -> jax.stages.Compiled:
         """(logits, total, last_tokens, packed) -> (tokens, last_tokens) for all but full.
 
         full: (..., counts, edits, masks) -> (tokens, top, last_tokens, counts).
         """
-        return self._get((kind, num_rows), lambda: self._lower_sampler(num_rows, kind))
+        return self._get((kind, num_rows), partial(self._sampler_program, num_rows, kind))
 
     def scorer(self, num_tokens: int) -> jax.stages.Compiled:
         """(params, hidden, target_ids) -> scores of the targets."""
-        return self._get(("score", num_tokens), lambda: self._lower_scorer(num_tokens))
+        return self._get(("score", num_tokens), partial(self._scorer_program, num_tokens))
 
     @property
     def num_mask_words(self) -> int:
         """Words in a row of token masks."""
         return -(-self._state.counts.shape[1] // 32)
 
-    def _get(
-        self,
-        key: tuple[Any, ...],
-        lower: Callable[[], jax.stages.Lowered],
-        options: dict[str, bool | str] | None = None,
-    ) -> jax.stages.Compiled:
+    def _get(self, key: tuple[Any, ...], make: Callable[[], Program]) -> jax.stages.Compiled:
         if (found := self._compiled.get(key)) is None:
-            self._compiled[key] = found = lower().compile(options)
+            if self._kept is None:
+                found = make().compile()
+            else:
+                found = self._kept.get(f"{self.model.describe()} {key!r}", make())
+            self._compiled[key] = found
         return found
 
-    def lower_forward(self, shape: BatchShape) -> jax.stages.Lowered:
-        """The forward pass of one shape, traced but not compiled."""
-        forward, specs = self.forward_pass(shape)
-        return jax.jit(forward, donate_argnums=1).lower(*specs)
-
-    def forward_pass(self, shape: BatchShape) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """The function that is compiled for a shape, and the shapes of its arguments.
-
-        The second argument is donated.
-        """
+    def forward_program(self, shape: BatchShape) -> Program:
+        """The forward pass of one shape, neither traced nor compiled; the cache is donated."""
         model, is_mixed = self.model, shape.num_tokens > shape.num_seqs
 
         def forward(
@@ -139,22 +131,34 @@ class Programs:
 
         packed = _words(packed_sizes(shape)[0])
         state = self._state
-        return forward, (self.model.abstract_params, state.kv_cache, state.last_tokens, packed)
+        return Program(
+            step=forward,
+            arguments=(model.abstract_params, state.kv_cache, state.last_tokens, packed),
+            result=(0, 0, 0 if is_mixed else None, state.kv_cache),
+            donated=(1,),
+            options=forward_options(shape),
+        )
 
-    def _lower_sampler(self, num_rows: int, kind: Sampler) -> jax.stages.Lowered:
+    def _sampler_program(self, num_rows: int, kind: Sampler) -> Program:
         shape = BatchShape(num_tokens=num_rows, num_seqs=num_rows, max_pages=1)
         logits = jax.ShapeDtypeStruct((num_rows, self._state.counts.shape[1]), self.model.dtype)
         total = jax.ShapeDtypeStruct((num_rows,), jnp.float32)
         args = (logits, total, self._state.last_tokens, _words(packed_sizes(shape)[1]))
         if kind != "full":
             step = partial(_choose, _SIMPLE_SAMPLERS[kind])
-            return jax.jit(step, donate_argnums=2).lower(*args)
-        edits = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, empty_edits(num_rows)))
+            return Program(step=step, arguments=args, result=(0, 0), donated=(2,))
+        edits = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), empty_edits(num_rows)
+        )
         masks = jax.ShapeDtypeStruct((num_rows, self.num_mask_words), jnp.int32)
-        step = jax.jit(_choose_fully, donate_argnums=(2, 4))
-        return step.lower(*args, self._state.counts, edits, masks)
+        return Program(
+            step=_choose_fully,
+            arguments=(*args, self._state.counts, edits, masks),
+            result=(0, 0, 0, 0),
+            donated=(2, 4),
+        )
 
-    def _lower_scorer(self, num_tokens: int) -> jax.stages.Lowered:
+    def _scorer_program(self, num_tokens: int) -> Program:
         model = self.model
 
         def score(params: tuple[Array, ...], hidden: Array, target_ids: Array) -> Array:
@@ -163,7 +167,8 @@ class Programs:
             return jnp.concatenate([logprobs[:, None], *top], axis=1)
 
         hidden = jax.ShapeDtypeStruct((num_tokens, model.config.hidden_size), model.dtype)
-        return jax.jit(score).lower(model.abstract_params, hidden, _words(num_tokens))
+        arguments = (model.abstract_params, hidden, _words(num_tokens))
+        return Program(step=score, arguments=arguments, result=0)
 
 
 def choose_sampler(batch: Batch) -> Sampler:

@@ -184,4 +184,4 @@ class ModelRunner:
 
     def lower(self, shape: BatchShape) -> jax.stages.Lowered:
         """The forward pass of one shape, traced but not compiled: for `plan` and the tests."""
-        return self._programs.lower_forward(shape)
+        return self._programs.forward_program(shape).lower()

@@ -30,6 +30,7 @@ class StepModel:
         row_invariant: bool = False,
     ) -> None:
         self.config = config
+        self._max_model_len = max_model_len
         self.dtype = jnp.dtype(config.dtype or "float32")
         model = nnx.eval_shape(lambda: Llama(config, dtype=self.dtype, rngs=nnx.Rngs(0)))
         self._graphdef, state = nnx.split(model)
@@ -41,6 +42,10 @@ class StepModel:
         self.abstract_params: tuple[jax.ShapeDtypeStruct, ...] = (*weights, *table)
         self._implementation: kernels.Implementation = implementation
         self._row_invariant = row_invariant
+
+    def describe(self) -> str:
+        """Say all that shapes what is computed, but the arguments."""
+        return repr((self.config, self._max_model_len, self._implementation, self._row_invariant))
 
     def bind(self, params: dict[str, Array]) -> tuple[Array, ...]:
         """The flat tuple that every call is given, of weights by name and the rotary table."""

@@ -112,7 +112,8 @@ def step_case(kind: QuantType | None) -> Case:
         implementation="triton",
     )  # fmt: skip
     shape = BatchShape(num_tokens=NUM_SEQS, num_seqs=NUM_SEQS, max_pages=128)
-    return Case(*programs.forward_pass(shape))
+    program = programs.forward_program(shape)
+    return Case(program.step, program.arguments)
 
 
 def chunk_cases() -> dict[str, Case]:

@@ -1,0 +1,88 @@
+"""What kept programs are made from, and where they are kept."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from swiftjax import sizing
+from swiftjax.model.assembly import make_programs
+from swiftjax.model.kept_programs import open_kept
+from swiftjax.model.surroundings import source_hash, surroundings
+from tests.tiny import TINY
+
+SIZES: dict[str, Any] = {"max_num_seqs": 5, "num_pages": 8, "page_size": 4}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"implementation": "reference"}, {"max_model_len": 128}, {"row_invariant": True},
+     {"config": dataclasses.replace(TINY, rms_norm_eps=0.5)}],
+)  # fmt: skip
+def test_models_are_told_apart(change: dict[str, Any]) -> None:
+    """By what is not in the shapes of their arguments."""
+    sizes: dict[str, Any] = {**SIZES, "config": TINY, "max_model_len": 64, "implementation": "xla"}
+    one, same, other = (
+        make_programs(**kwargs).model.describe() for kwargs in (sizes, sizes, sizes | change)
+    )
+    assert one == same != other
+    assert " at 0x" not in one
+
+
+def test_only_private_folders_are_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swiftjax.model.kept_programs.surroundings", lambda: "here")
+    folder = tmp_path / "cache" / "programs"
+    assert open_kept(folder) is not None
+    assert folder.stat().st_mode & 0o777 == 0o700
+    for shared in (folder, folder.parent):
+        shared.chmod(0o770)
+        assert open_kept(folder) is None
+        assert str(shared) in caplog.records[-1].getMessage()
+        shared.chmod(0o700)
+    (tmp_path / "file").write_text("")
+    assert open_kept(tmp_path / "file" / "programs") is None
+    monkeypatch.setattr("swiftjax.model.kept_programs.surroundings", lambda: None)
+    assert open_kept(folder) is None
+
+
+def test_sources_that_change_change_the_key(tmp_path: Path) -> None:
+    (tmp_path / "inner").mkdir()
+    one = tmp_path / "inner" / "a.py"
+    one.write_text("x = 1\n")
+    late = one.stat().st_ctime + 10
+    first = source_hash(tmp_path, late)
+    assert first is not None and source_hash(tmp_path, late) == first
+    one.write_text("x = 2\n")
+    assert source_hash(tmp_path, late) not in (first, None)
+    one.write_text("x = 1\n")
+    one.rename(tmp_path / "inner" / "b.py")
+    assert source_hash(tmp_path, late) not in (first, None)
+    assert source_hash(tmp_path, one.parent.stat().st_ctime - 10) is None
+
+
+def test_flags_and_settings_change_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swiftjax.model.surroundings.source_hash", lambda *_: "sources")
+    before = surroundings()
+    assert before is not None and before == surroundings() and jax.__version__ in before
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=false")
+    flagged = surroundings()
+    with jax.default_matmul_precision("highest"):
+        assert len({before, flagged, surroundings()}) == 3
+
+
+def test_nothing_is_kept_where_the_user_chose_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sizing, "open_kept", lambda folder: folder)
+    ours = sizing._own_cache()
+    values = jax.config.values
+    for change, is_kept in [
+        ({"jax_compilation_cache_dir": ours}, True),
+        ({"jax_compilation_cache_dir": "elsewhere"}, False),
+        ({"jax_compilation_cache_dir": ours, "jax_enable_compilation_cache": False}, False),
+    ]:
+        changed = {**values, **change}
+        monkeypatch.setattr(type(jax.config), "values", property(lambda _, v=changed: v))
+        assert (sizing.kept_programs() is not None) == is_kept
