@@ -12,7 +12,7 @@ from swiftjax.engine.plan import PlanDraft
 from swiftjax.engine.sequence import Sequence
 from swiftjax.engine.sequence_pages import SequencePages
 from swiftjax.engine.sequence_table import SequenceTable
-from swiftjax.engine.served_tokens import ServedTokens
+from swiftjax.engine.served_tokens import Served
 
 
 class Admission:
@@ -23,7 +23,7 @@ class Admission:
         config: SchedulerConfig,
         sequences: SequenceTable,
         pages: SequencePages,
-        served: ServedTokens,
+        served: Served,
     ) -> None:
         self._sequences = sequences
         self._pages = pages

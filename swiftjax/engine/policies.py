@@ -13,6 +13,7 @@ from typing import Any
 from swiftjax.config import QueuePolicyName, VictimPolicyName
 from swiftjax.engine.request import Request
 from swiftjax.engine.sequence import Sequence
+from swiftjax.engine.served_tokens import owner_of
 
 SHORT_TOKENS = 512
 
@@ -22,6 +23,7 @@ class PolicyState:
     """What a queue policy may look at besides the request."""
 
     served_tokens: Mapping[str, int]  # per client: tokens computed for it so far
+    served_by_owner: Mapping[str, int]  # the same per owner of clients
 
 
 QueuePolicy = Callable[[Request, PolicyState], Any]
@@ -49,8 +51,13 @@ def short_before_long(request: Request, state: PolicyState) -> Any:
 
 
 def fair(request: Request, state: PolicyState) -> Any:
-    """The client served least goes first (Sheng et al., "Fairness in Serving LLMs")."""
-    return (state.served_tokens.get(request.options.client_id, 0), request.arrival_time)
+    """The client served least goes first (Sheng et al., "Fairness in Serving LLMs").
+
+    Among clients of one owner, that is: between owners it is the owner served least.
+    """
+    client_id = request.options.client_id
+    by_owner = state.served_by_owner.get(owner_of(client_id), 0)
+    return (by_owner, state.served_tokens.get(client_id, 0), request.arrival_time)
 
 
 def newest(running: SequenceOf[Sequence]) -> Sequence:

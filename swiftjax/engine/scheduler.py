@@ -26,7 +26,7 @@ from swiftjax.engine.rows import RowTable
 from swiftjax.engine.sequence import Sequence
 from swiftjax.engine.sequence_pages import SequencePages
 from swiftjax.engine.sequence_table import SequenceTable
-from swiftjax.engine.served_tokens import ServedTokens
+from swiftjax.engine.served_tokens import Served
 from swiftjax.engine.waiting_queue import WaitingQueue
 from swiftjax.errors import InvalidRequestError, QueueFullError
 
@@ -50,11 +50,12 @@ class Scheduler:
         self.pool = pool
         self.rows = rows
         self.kept = KeptPages(pool, kept)
-        self.served = ServedTokens()
+        self.served = Served()
         self.deadlines = Deadlines()
         keys = PageKeys(pool.page_size, model_version)
         self._pages = SequencePages(pool, keys, self.kept, salt, uses_cache=config.prefix_cache)
-        state = PolicyState(served_tokens=self.served.tokens)
+        clients, owners = self.served.clients.tokens, self.served.owners.tokens
+        state = PolicyState(served_tokens=clients, served_by_owner=owners)
         waiting = WaitingQueue(find_queue_policy(config.policy), state)
         self.sequences = SequenceTable(waiting, rows, self._pages)
         self._admission = Admission(config, self.sequences, self._pages, self.served)

@@ -69,7 +69,8 @@ def test_clients_that_left_are_forgotten_in_time() -> None:
     for i in range(5):
         core.submit(make_request(core, [1], client_id=f"client {i}"))
     run_to_end(core)
-    assert not core.scheduler.served._num_open
+    assert not core.scheduler.served.clients._num_open
+    assert not core.scheduler.served.owners._num_open
 
 
 def test_a_client_that_stayed_away_starts_where_the_others_are() -> None:
@@ -79,7 +80,7 @@ def test_a_client_that_stayed_away_starts_where_the_others_are() -> None:
     served.leave("b")
     for _ in range(10):
         served.start("a")
-        served.charge("a", 100)
+        served.tokens["a"] += 100
     served.join("b")
     assert served.tokens == {"a": 1000, "b": 900}
 
@@ -89,7 +90,23 @@ def test_a_client_that_took_more_does_not_get_rid_of_it_by_leaving() -> None:
     for client in "ab":
         served.join(client)
         served.start(client)
-    served.charge("a", 500)
+    served.tokens["a"] += 500
     served.leave("a")
     served.join("a")
     assert served.tokens == {"a": 500, "b": 0}
+
+
+def test_an_owner_of_many_clients_has_one_share() -> None:
+    """One that makes a new client for each request, too."""
+    core = make_fake_core(policy="fair", max_num_seqs=1)
+
+    def submit(client_id: str) -> None:
+        core.submit(make_request(core, [1] * 8, request_id=client_id, client_id=client_id))
+
+    for i in range(8):
+        submit(f"many/{i}")
+    for i in range(3):
+        submit(f"one/{i % 2} {i}")
+    ended = run_to_end(core)
+    owners = [name.partition("/")[0] for name in ended]
+    assert owners[:6].count("one") == 3
