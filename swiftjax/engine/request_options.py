@@ -17,9 +17,10 @@ class RequestOptions:
     """Raises InvalidRequestError for a value outside its range.
 
     A higher `priority` goes first under the priority policy; `client_id` says whose turn it is
-    under the fair policy, as `client` or `owner/client`. `session_id` names the conversation, for policies of one's own. Cached
-    pages are shared only between requests of equal `cache_salt`. `time_limit` seconds after it
-    arrived, queued or running, a request ends with what there is and finish_reason "time_limit".
+    under the fair policy, as `client` or `owner/client`. `session_id` names the conversation, for
+    policies of one's own. Cached pages are shared only between requests of equal `cache_salt`.
+    `time_limit` seconds after it arrived, queued or running, a request ends with what there is and
+    finish_reason "time_limit".
     """
 
     priority: int = 0
