@@ -11,6 +11,7 @@ import time
 from swiftjax.config import ReaderLimits
 from swiftjax.engine.engine_link import EngineLink
 from swiftjax.engine.request import Request, StepOutput
+from swiftjax.engine.served_tokens import owner_of
 from swiftjax.engine.session import Turn
 from swiftjax.errors import SwiftJaxError
 
@@ -26,6 +27,7 @@ class Mailbox:
         """`turn` is told what the engine says whether or not anybody reads it."""
         self._turn = turn
         self.num_prompt_tokens = len(request.prompt_token_ids)
+        self.owner = owner_of(request.options.client_id)
         self._request_id = request.request_id
         self._num_open = request.generation.n  # choices of which the engine may still speak
         self._link = link

@@ -7,7 +7,8 @@ to one `AsyncEngine`.
 from swiftjax.engine.link_messages import News
 from swiftjax.engine.mailbox import Mailbox
 from swiftjax.engine.request import Request
-from swiftjax.errors import InvalidRequestError, QueueFullError, SwiftJaxError
+from swiftjax.engine.served_tokens import owner_of
+from swiftjax.errors import InvalidRequestError, KeyLimitError, QueueFullError, SwiftJaxError
 
 # Prompt tokens of all requests at a time; each takes 40 bytes here and as many in the engine.
 MAX_PROMPT_TOKENS = 2**25
@@ -19,15 +20,27 @@ class Mailboxes(dict[str, Mailbox]):
     """Each is in here exactly as long as the engine may still speak of its request."""
 
     def check_new(self, request: Request) -> None:
-        """Raise InvalidRequestError for an id in use, QueueFullError where there is no room."""
+        """Raise InvalidRequestError for an id in use, QueueFullError where there is no room.
+
+        That is a KeyLimitError where there is no more for whoever asks.
+        """
         if request.request_id in self:
             raise InvalidRequestError(
                 f"request_id {request.request_id!r:.80} is in use; choose another or leave it out"
             )
-        num_tokens = len(request.prompt_token_ids)
-        if num_tokens <= SHORT_PROMPT:
-            return
-        total = num_tokens + sum(mailbox.num_prompt_tokens for mailbox in self.values())
+        if len(request.prompt_token_ids) > SHORT_PROMPT:
+            self._check_room(len(request.prompt_token_ids), owner_of(request.options.client_id))
+
+    def _check_room(self, num_tokens: int, owner: str) -> None:
+        total = own = num_tokens
+        for mailbox in self.values():
+            total += mailbox.num_prompt_tokens
+            own += mailbox.num_prompt_tokens if mailbox.owner == owner else 0
+        if owner and own > MAX_PROMPT_TOKENS // 2:
+            raise KeyLimitError(
+                f"the prompts of this API key, or client, would have {own} tokens; "
+                f"{MAX_PROMPT_TOKENS // 2} are taken at a time: try again when some have ended"
+            )
         if total > MAX_PROMPT_TOKENS:
             raise QueueFullError(
                 f"the prompts of all requests would have {total} tokens; {MAX_PROMPT_TOKENS} are "

@@ -19,6 +19,7 @@ from swiftjax.errors import (
     DeadlineError,
     EngineDeadError,
     InvalidRequestError,
+    KeyLimitError,
     QueueFullError,
 )
 from tests.serving.harness import byte_tokenizer, make_core, make_engine, until
@@ -303,6 +304,10 @@ def test_prompts_of_all_requests_are_bounded(monkeypatch: pytest.MonkeyPatch) ->
         await anext(first)
         with pytest.raises(QueueFullError, match="would have 260 tokens; 250 are taken"):
             await collect(engine, "a" * 60, 5)
+        for client_id in ("k", "k/b"):
+            other = engine.stream("a" * 126, LONG, options=RequestOptions(client_id=client_id))
+            with pytest.raises(KeyLimitError, match="would have 126 tokens; 125 are taken"):
+                await anext(other)
         await collect(engine, "a", 5)  # a short one is never many
         await first.aclose()
         await until(lambda: engine.stats().num_running == 0)
