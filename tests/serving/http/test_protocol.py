@@ -40,19 +40,14 @@ def test_what_never_ends_is_not_collected(start: bytes) -> None:
     run(body)
 
 
-@pytest.mark.parametrize(("count", "is_taken"), [(MAX_AHEAD + 1, True), (5000, False)])
-def test_so_many_requests_may_be_sent_ahead(count: int, is_taken: bool) -> None:
+def test_only_so_many_requests_may_be_sent_ahead() -> None:
     async def body(service: HttpService) -> None:
         assert service.listeners.http is not None
         reader, writer = await asyncio.open_connection("127.0.0.1", service.listeners.http.port)
-        writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n" * count)
-        if is_taken:
-            for _ in range(count):
-                assert (await reader.readuntil(b'{"status":"alive"}')).startswith(b"HTTP/1.1 200 ")
-        else:
-            with contextlib.suppress(ConnectionError):
-                answer = await reader.read()
-                assert answer.count(b"HTTP/1.1 ") <= MAX_AHEAD + 2
+        writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n" * 5000)
+        with contextlib.suppress(ConnectionError):
+            answer = await reader.read()
+            assert answer.count(b"HTTP/1.1 ") <= MAX_AHEAD + 2
         writer.close()
 
     run(body)

@@ -2,6 +2,7 @@
 
 import asyncio
 
+from swiftjax.serving.http.protocol import MAX_AHEAD
 from tests.serving.harness import make_core
 from tests.serving.http.harness import HttpService, serving
 
@@ -66,7 +67,7 @@ def test_what_could_be_read_in_two_ways_is_refused() -> None:
 
 
 def test_requests_sent_at_once_are_answered_in_turn() -> None:
-    count = 300
+    count = MAX_AHEAD + 1
 
     async def main() -> None:
         async with serving(make_core()) as service:
