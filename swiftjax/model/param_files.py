@@ -6,10 +6,10 @@ checking. Knows no manifest. Used by `checkpoint`.
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import ModuleType
 
 import jax.numpy as jnp
 import numpy as np
-from orbax.checkpoint.experimental import v1 as ocp
 
 from swiftjax.errors import CheckpointError
 
@@ -25,6 +25,7 @@ def group_path(checkpoint: Path, number: int) -> Path:
 
 def save_group(path: Path, group: dict[str, np.ndarray]) -> None:
     """Write one group. Raises CheckpointError when that fails."""
+    ocp = _orbax()
     context = ocp.Context()
     # Trained weights hardly shrink, and on two cores zstd took most of a conversion's time.
     context.array.saving.use_compression = False
@@ -43,6 +44,7 @@ def load_group(
     What Orbax does not find it leaves uninitialised. Raises CheckpointError when files are broken.
     """
     likes = {name: np.empty(shape, jnp.dtype(dtype)) for name, (shape, dtype) in wanted.items()}
+    ocp = _orbax()
     context = ocp.Context()
     context.pytree.loading.partial_load = True
     try:
@@ -50,6 +52,13 @@ def load_group(
             return dict(ocp.load(str(path.absolute()), likes))
     except Exception as error:  # Orbax and TensorStore raise whatever broken files cause
         raise CheckpointError(f"{path} cannot be read: {error!s:.1000}") from error
+
+
+def _orbax() -> ModuleType:
+    """Importing it takes half a second, which models of other formats do without."""
+    from orbax.checkpoint.experimental import v1
+
+    return v1
 
 
 def file_sizes(checkpoint: Path, below: Path) -> dict[str, int]:
