@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array
 
@@ -24,8 +25,17 @@ INPUT_SCALE = 4 / 127  # of inputs with a standard deviation of one
 
 def abstract_params(config: ModelConfig, dtype: jnp.dtype) -> dict[str, jax.ShapeDtypeStruct]:
     """Names, shapes and dtypes of all weights, without allocating any."""
-    model = nnx.eval_shape(lambda: Llama(config, dtype=dtype, rngs=nnx.Rngs(0)))
-    return {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in _named(model).items()}
+    named = _named(abstract_model(config, dtype))
+    return {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in named.items()}
+
+
+@functools.lru_cache(maxsize=4)
+def abstract_model(config: ModelConfig, dtype: jnp.dtype) -> Llama:
+    """The modules without their arrays; not to be changed.
+
+    Made once, because 32 layers take half a second and a start asks five times.
+    """
+    return nnx.eval_shape(lambda: Llama(config, dtype=dtype, rngs=nnx.Rngs(0)))
 
 
 def weight_bytes(config: ModelConfig) -> int:
@@ -40,9 +50,9 @@ def random_params(config: ModelConfig, dtype: jnp.dtype, seed: int = 0) -> dict[
     Quantised ones have random codes and scales that give the same spread as dense ones have.
     """
     abstract = abstract_params(config, dtype)
-    params = {}
+    params, key = {}, jax.random.key(seed)
     for i, (name, like) in enumerate(abstract.items()):
-        key = jax.random.fold_in(jax.random.key(seed), i)
+        number = np.uint32(i)
         if name.endswith(".kernel_scale"):
             kernel = abstract[name.removesuffix("_scale")]
             nibbles = 8 if kernel.dtype == jnp.int32 else 1
@@ -53,27 +63,32 @@ def random_params(config: ModelConfig, dtype: jnp.dtype, seed: int = 0) -> dict[
         elif name.endswith(".kernel_input_scale"):
             params[name] = jnp.full(like.shape, INPUT_SCALE, like.dtype)
         elif name.endswith(".kernel_order"):
-            params[name] = jax.random.permutation(key, jnp.arange(like.shape[0], dtype=like.dtype))
+            order = jnp.arange(like.shape[0], dtype=like.dtype)
+            params[name] = jax.random.permutation(jax.random.fold_in(key, number), order)
         elif like.dtype in (jnp.int8, jnp.int32):
-            params[name] = _codes(key, like.shape, like.dtype)
+            params[name] = _codes(key, number, like.shape, like.dtype)
         else:
             is_fp8 = like.dtype == jnp.float8_e4m3fn
             fan_in = like.shape[-1] if name == "embed.embedding" else like.shape[0]
             scale = jnp.float32(1.0 if is_fp8 else fan_in**-0.5)
-            values = _normal(key, like.shape, scale, like.dtype)
+            values = _normal(key, number, like.shape, scale, like.dtype)
             is_norm = name.endswith(".scale")
             params[name] = values + jnp.ones((), dtype) if is_norm else values
     return params
 
 
-# One small program per shape.
-@functools.partial(jax.jit, static_argnums=(1, 3))
-def _normal(key: Array, shape: tuple[int, ...], scale: Array, dtype: jnp.dtype) -> Array:
+# One small program per shape, and one call per array.
+@functools.partial(jax.jit, static_argnums=(2, 4))
+def _normal(
+    key: Array, number: Array, shape: tuple[int, ...], scale: Array, dtype: jnp.dtype
+) -> Array:
+    key = jax.random.fold_in(key, number)
     return (jax.random.normal(key, shape, jnp.float32) * scale).astype(dtype)
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2))
-def _codes(key: Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def _codes(key: Array, number: Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
+    key = jax.random.fold_in(key, number)
     if dtype == jnp.int8:
         return jax.random.randint(key, shape, -127, 128, jnp.int8)
     return jax.random.bits(key, shape, jnp.uint32).view(jnp.int32)

@@ -14,6 +14,7 @@ from swiftjax import kernels
 from swiftjax.batch import Batch
 from swiftjax.model.kv_cache import KVCache
 from swiftjax.model.llama import Llama
+from swiftjax.model.params import abstract_model
 from swiftjax.model.rope import RopeTable, make_rope_table
 from swiftjax.model_config import ModelConfig
 
@@ -32,8 +33,7 @@ class StepModel:
         self.config = config
         self._max_model_len = max_model_len
         self.dtype = jnp.dtype(config.dtype or "float32")
-        model = nnx.eval_shape(lambda: Llama(config, dtype=self.dtype, rngs=nnx.Rngs(0)))
-        self._graphdef, state = nnx.split(model)
+        self._graphdef, state = nnx.split(abstract_model(config, self.dtype))
         paths = [path for path, _ in nnx.to_flat_state(state)]
         self._names = [".".join(map(str, path)) for path in paths]
         self._table = make_rope_table(config.rope, config.head_dim, max_model_len)
