@@ -88,12 +88,11 @@ def configure_jax(memory_fraction: float) -> None:
 def kept_programs() -> KeptPrograms | None:
     """The compiled programs of earlier starts.
 
-    None where the user chose where compiled code is kept, or that none is.
+    None where the user chose a device, where compiled code is kept, or that none is.
     """
     chosen = jax.config.values
-    if not chosen["jax_enable_compilation_cache"]:
-        return None
-    if chosen["jax_compilation_cache_dir"] != _own_cache():
+    is_ours = chosen["jax_compilation_cache_dir"] == _own_cache()
+    if not (is_ours and chosen["jax_enable_compilation_cache"]) or chosen["jax_default_device"]:
         return None
     return open_kept(default_cache_dir() / "programs")
 

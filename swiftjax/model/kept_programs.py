@@ -12,6 +12,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -130,7 +131,8 @@ class KeptPrograms:
             status = os.fstat(descriptor)
             if status.st_uid != os.geteuid() or status.st_mode & 0o022:
                 raise PermissionError(f"{file.name} is not this user's alone")
-            os.utime(descriptor)  # so that it is not the oldest
+            with suppress(OSError):  # of a file system that is only read
+                os.utime(descriptor)  # so that it is not the oldest
             return file.read()
 
     def _keep(self, key: str, program: Program, compiled: jax.stages.Compiled) -> None:

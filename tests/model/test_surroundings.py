@@ -82,6 +82,7 @@ def test_nothing_is_kept_where_the_user_chose_the_cache(monkeypatch: pytest.Monk
         ({"jax_compilation_cache_dir": ours}, True),
         ({"jax_compilation_cache_dir": "elsewhere"}, False),
         ({"jax_compilation_cache_dir": ours, "jax_enable_compilation_cache": False}, False),
+        ({"jax_compilation_cache_dir": ours, "jax_default_device": jax.devices()[0]}, False),
     ]:
         changed = {**values, **change}
         monkeypatch.setattr(type(jax.config), "values", property(lambda _, v=changed: v))
