@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from swiftjax import kernels
-from swiftjax.kernels import _triton, packed_int4
+from swiftjax.kernels import _triton
 from swiftjax.kernels import quantized_reference as reference
 from swiftjax.kernels.hopper_matmul import hopper_int4, hopper_int8
 from swiftjax.kernels.hopper_weights import Packing
@@ -110,24 +110,12 @@ def called(kind: str) -> Matmul:
     return partial(getattr(kernels, f"{kind}_matmul"), implementation="triton", **options)
 
 
-def apart(kind: str) -> Matmul:
-    """Weights are written out in bfloat16 first, and then XLA's product of them."""
-
-    def matmul(x: jax.Array, kernel: jax.Array, scale: jax.Array, *zero: jax.Array) -> jax.Array:
-        if kind == "int4":
-            codes = packed_int4.unpack(kernel, x.shape[1])
-            codes = codes.reshape(codes.shape[0], -1, GROUP_SIZE)
-            # Turned before: a product with what is turned would be written in small pieces.
-            turned = lax.optimization_barrier((scale.T, zero[0].T.astype(jnp.int32)))
-            scales, zeros = (array[:, :, None] for array in turned)
-            weights = (codes - zeros).astype(jnp.float32) * scales
-            weights = weights.reshape(codes.shape[0], -1)
-        else:
-            weights = kernel.astype(jnp.float32) * scale[:, None]
-        weights = lax.optimization_barrier(weights.astype(x.dtype))
-        return lax.dot_general(x, weights, reference.CONTRACT_LAST)
-
-    return matmul
+def apart(x: jax.Array, kernel: jax.Array, scale: jax.Array) -> jax.Array:
+    """int8 weights are written out in bfloat16 first, and then XLA's product of them."""
+    weights = kernel.astype(jnp.float32) * scale[:, None]
+    weights = lax.optimization_barrier(weights.astype(x.dtype))
+    product: jax.Array = lax.dot_general(x, weights, reference.CONTRACT_LAST)
+    return product
 
 
 def compared_forms(problem: Problem, tokens: int) -> Forms:
@@ -137,7 +125,8 @@ def compared_forms(problem: Problem, tokens: int) -> Forms:
         return forms
     best = hopper_tiles(problem, tokens)
     if tokens > MOST_TOKENS:
-        forms["weights written out apart"] = apart(problem.kind)
+        if problem.kind == "int8":
+            forms["weights written out apart"] = apart
         best = [tile for tile in best if not tile.scales_late][:2]
     else:
         best = [*{tile.scales_late: tile for tile in reversed(best)}.values()]

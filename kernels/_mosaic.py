@@ -8,6 +8,7 @@ tensor cores, so layouts are left out and products computed plainly there.
 
 import functools
 from collections.abc import Callable, Sequence
+from inspect import Parameter, signature
 from typing import Any
 
 import jax
@@ -20,6 +21,9 @@ from swiftjax.kernels import _triton
 
 # An H200's; only the order of work depends on it.
 NUM_MULTIPROCESSORS = 132
+
+# jax 0.10 wants an index, and 0.11 warns of one.
+NO_INDEX = ((),) if signature(plgpu.load).parameters["idx"].default is Parameter.empty else ()
 
 arrive = plgpu.barrier_arrive
 wait = plgpu.barrier_wait
@@ -102,7 +106,7 @@ def load_column(ref: Any) -> jax.Array:
     """Load one number for each row of a matrix, from plain shared memory."""
     if _triton.is_interpreted():
         return ref[...]
-    return plgpu.load(ref, (), layout=plgpu.Layout.WGMMA.reduce(1), optimized=False)
+    return plgpu.load(ref, *NO_INDEX, layout=plgpu.Layout.WGMMA.reduce(1), optimized=False)
 
 
 def store_transposed(ref: Any, x: jax.Array) -> None:

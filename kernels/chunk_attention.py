@@ -34,6 +34,7 @@ from swiftjax.kernels.quantized_pages import Pages, QuantizedPages
 from swiftjax.kernels.query_blocks import QueryBlocks
 from swiftjax.kernels.streams import Streams
 
+TILE_ROWS = 8
 DTYPES, HEAD_DIMS = ("bfloat16", "float16"), (64, 128)
 # Registers of a thread: what computing and loading warpgroups take from, and leave, each other.
 COMPUTE_REGISTERS, LOAD_REGISTERS = 232, 40
@@ -41,8 +42,11 @@ COMPUTE_REGISTERS, LOAD_REGISTERS = 232, 40
 
 def can_attend_chunks(q: Float[Array, "T N H"], k_pages: Pages, streams: Streams | None) -> bool:
     """Whether this kernel knows such queries, pages and limits; Triton's serves all others."""
-    has_room = q.shape[0] >= BLOCK_Q and q.shape[2] in HEAD_DIMS and q.dtype.name in DTYPES
-    return has_room and streams is None and not isinstance(k_pages, QuantizedPages)
+    # Queries are copied in tiles of TILE_ROWS tokens, and jax counts whole ones only.
+    has_room = q.shape[0] >= BLOCK_Q and q.shape[0] % TILE_ROWS == 0
+    is_known = q.shape[2] in HEAD_DIMS and q.dtype.name in DTYPES
+    has_limits = streams is not None or isinstance(k_pages, QuantizedPages)
+    return has_room and is_known and not has_limits
 
 
 def chunk_attention(

@@ -2,7 +2,7 @@
 
 Each picks its implementation; what the products mean, and the layouts, stands in
 `quantized_reference.py`. The Triton kernels serve few tokens, where reading the weights takes the
-time; many tokens are left to XLA, which writes the weights out in the type of `x` once.
+time; many tokens are left to XLA's products of weights that are written out in the type of `x`.
 """
 
 import jax
@@ -15,6 +15,7 @@ from swiftjax.kernels.implementation import Implementation, choose_implementatio
 from swiftjax.kernels.int4_matmul import int4_tiles
 from swiftjax.kernels.narrow_matmul import narrow_matmul
 from swiftjax.kernels.rounded_rows import Rows, plain_rows, round_rows
+from swiftjax.kernels.written_out import multiply_written_out
 
 # Up to so many tokens the kernels are used.
 MOST_TOKENS = 64
@@ -44,8 +45,12 @@ def int4_matmul(
 ) -> Float[Array, "T N"]:
     """x @ weights.T for weights packed as `packed_int4` says."""
     if _is_for_triton(x.shape[0], x.dtype, implementation):
-        return int4_tiles(x, kernel, scale, zero, group_size=group_size)
-    return reference.int4_matmul(x, kernel, scale, zero, group_size=group_size)
+        run = int4_tiles
+    elif runs_triton(implementation or choose_implementation(jax.default_backend())):
+        run = multiply_written_out
+    else:
+        run = reference.int4_matmul
+    return run(x, kernel, scale, zero, group_size=group_size)
 
 
 def w8a8_matmul(

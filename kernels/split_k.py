@@ -19,8 +19,9 @@ from swiftjax.kernels.quantized_reference import FP8
 
 NUM_CORES = 132  # of an H200; other cards get about as good a split
 BLOCK_N, BLOCK_K = 128, 128  # outputs and inputs of a tile
-# Whether Hopper multiplies e4m3 by its own instruction or as float16; not timed yet.
-FP8_AS_SUCH = False
+# Tokens of a tile from which on Hopper multiplies e4m3 by its own instruction, not as float16:
+# 36 us in place of 47 for 64 tokens, and no difference for 16.
+FP8_AS_SUCH = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,7 +80,7 @@ def product(weights: Array, rows: Array, *, transposed: bool) -> Array:
     """Multiply [N K] weights with [M K] rows: [M N], or transposed [N M]; float32 or int32."""
     wide = jnp.int32 if rows.dtype == jnp.int8 else jnp.float32
     left, right = (weights, rows) if transposed else (rows, weights)
-    if FP8_AS_SUCH and rows.dtype == FP8:
+    if rows.dtype == FP8 and rows.shape[0] >= FP8_AS_SUCH:
         return fp8_product(left, right.T)
     precision = jax.lax.Precision.HIGHEST if rows.dtype == jnp.float32 else None
     return jnp.dot(left, right.T, preferred_element_type=wide, precision=precision)

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from swiftjax.kernels import _triton, split_k
+from swiftjax.kernels import _triton
 from swiftjax.kernels.hopper_matmul import hopper_int4, hopper_int8
 from swiftjax.kernels.hopper_work import HopperTile
 from tests.kernels.test_hopper_matmul import (
@@ -42,12 +42,6 @@ def test_rows_are_rounded_to_the_nearest_codes(source: str, dtype: str, width: i
 @pytest.mark.parametrize("kind", ["int4", *MATMULS])
 def test_products_of_few_tokens(kind: str, num_tokens: int) -> None:
     check_product(kind, num_tokens)
-
-
-@pytest.mark.parametrize("num_tokens", [1, 16, 37, 64])
-def test_products_by_hoppers_own(num_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(split_k, "FP8_AS_SUCH", True)
-    check_product("fp8", num_tokens)
 
 
 @pytest.mark.skipif(_triton.capability() != (9, 0), reason="needs a Hopper GPU")

@@ -8,7 +8,6 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
-from unittest import mock
 
 import jax.numpy as jnp
 
@@ -16,7 +15,6 @@ from benchmarks.deviceless import as_on, compile_for
 from benchmarks.gpu_targets import TARGETS
 from swiftjax.batch import BatchShape
 from swiftjax.converters.quantize import with_quantization
-from swiftjax.kernels import rounded_rows, split_k
 from swiftjax.model.assembly import make_programs
 from swiftjax.model.compiler_options import FEW_KERNELS
 from swiftjax.quantization import Quantization, QuantType
@@ -144,9 +142,6 @@ def product_cases() -> dict[str, Case]:
     }
 
 
-# Forms that wait for their timing are what is compiled: whether they do is seen here.
-@mock.patch.object(rounded_rows, "BY_KERNEL", True)
-@mock.patch.object(split_k, "FP8_AS_SUCH", True)
 def main(path: Path) -> None:
     """Compile everything."""
     found: dict[str, list[dict[str, object]]] = {}

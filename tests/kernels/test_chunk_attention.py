@@ -5,21 +5,23 @@ and with which registers, stands in `test_compiled.py`.
 """
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from swiftjax.kernels import _mosaic, ragged_attention
+from swiftjax.kernels.chunk_attention import can_attend_chunks
 from tests.kernels.attention_case import AttentionCase, Shape, make_case, relative_error
 
 SHAPES = {
     # Blocks of 128, 4 and 65 rows, trips with and without a mask; the first and the last sequence
     # are too short for this kernel and are the other one's.
     "mixed": Shape(
-        sequences=((40, 1), (70, 132), (3, 65), (9, 20)), padding=7,
+        sequences=((40, 1), (70, 132), (3, 65), (9, 20)), padding=6,
         num_kv_heads=1, group=1, head_dim=64, page_size=16, dtype="bfloat16",
     ),
     "window": Shape(
-        sequences=((250, 128), (0, 66)), window=40,
+        sequences=((250, 128), (0, 66)), window=40, padding=6,
         num_kv_heads=2, group=2, head_dim=128, page_size=128, dtype="float16",
     ),
 }  # fmt: skip
@@ -41,6 +43,12 @@ def test_chunks_equal_dense(name: str) -> None:
     assert relative_error(out, case.expected) <= TOLERANCE[SHAPES[name].dtype]
     padding = SHAPES[name].padding
     assert padding == 0 or not np.asarray(out[-padding:], np.float32).any()
+
+
+@pytest.mark.parametrize(("num_tokens", "knows"), [(8192, True), (8191, False), (120, False)])
+def test_steps_of_odd_sizes_are_left_to_triton(num_tokens: int, knows: bool) -> None:
+    q, pages = (jnp.zeros(s, jnp.bfloat16) for s in ((num_tokens, 2, 128), (9, 2, 64, 128)))
+    assert can_attend_chunks(q, pages, None) == knows
 
 
 def test_two_programs_share_the_work(monkeypatch: pytest.MonkeyPatch) -> None:

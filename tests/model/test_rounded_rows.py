@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from swiftjax.converters.quantize import with_quantization
-from swiftjax.kernels import rounded_rows
 from swiftjax.quantization import Quantization, QuantType
 from tests.forward import forward_logits
 from tests.tiny import TINY, tiny_params
@@ -16,9 +15,8 @@ TOKENS = [3, 1, 4, 1, 5]
 
 
 @pytest.mark.parametrize("kind", ["fp8", "w8a8"])
-def test_logits_are_alike(kind: QuantType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_are_alike(kind: QuantType) -> None:
     """Token by token; products are the portable ones in one and kernels in the other."""
-    monkeypatch.setattr(rounded_rows, "BY_KERNEL", True)
     model = with_quantization(MODEL, Quantization(kind=kind))
     params = tiny_params(model)
     plain, ours = (
