@@ -7,7 +7,7 @@ import pytest
 
 from swiftjax.engine.deadlines import Deadlines
 from swiftjax.engine.request import GenerationConfig
-from swiftjax.engine.served_tokens import MAX_IDLE_CLIENTS, ServedTokens
+from swiftjax.engine.served_tokens import MAX_IDLE_CLIENTS, Served, ServedTokens
 from tests.fakes import make_fake_core, make_request, run_to_end
 
 
@@ -70,6 +70,7 @@ def test_clients_that_left_are_forgotten_in_time() -> None:
         core.submit(make_request(core, [1], client_id=f"client {i}"))
     run_to_end(core)
     assert not core.scheduler.served.clients._num_open
+    assert not core.scheduler.served.clients._levels
     assert not core.scheduler.served.owners._num_open
 
 
@@ -94,6 +95,42 @@ def test_a_client_that_took_more_does_not_get_rid_of_it_by_leaving() -> None:
     served.leave("a")
     served.join("a")
     assert served.tokens == {"a": 500, "b": 0}
+
+
+def _serve(served: Served, client: str, num_tokens: int) -> None:
+    served.join(client)
+    served.start(client)
+    served.charge(client, num_tokens)
+
+
+def test_a_new_client_starts_where_those_of_its_owner_are() -> None:
+    """Another owner's are elsewhere: one who has a single client computes as much for it alone."""
+    served = Served()
+    for num_tokens in (100, 1):
+        for i in range(99):
+            _serve(served, f"a/{i}", num_tokens)
+        for _ in range(99):
+            _serve(served, "b/only", 100)
+    served.join("a/new")
+    assert served.clients.tokens["a/new"] == 100
+    for i in range(1, 99):
+        served.leave(f"a/{i}")
+        served.leave(f"a/{i}")
+    served.join("a/5")
+    served.join("a/newer")
+    assert served.clients.tokens["a/5"] == 101 and served.clients.tokens["a/newer"] == 100
+
+
+def test_clients_of_an_owner_that_was_away_are_equal_again() -> None:
+    served = Served()
+    _serve(served, "a/old", 100)
+    served.leave("a/old")
+    assert "a" not in served.clients._levels
+    _serve(served, "b", 5000)
+    _serve(served, "b", 5000)
+    for client in ("a/new", "a/old"):
+        served.join(client)
+        assert served.clients.tokens[client] == 5000
 
 
 def test_an_owner_of_many_clients_has_one_share() -> None:
