@@ -2,15 +2,15 @@
 
 Long texts have threads of their own, half as many as cores: one takes seconds, and the short ones
 of everybody else would wait behind a handful of them. Of either kind of threads one API key has
-half, so that others need not wait for all that it asks. Called by both transports and the engine's
-asyncio side.
+half, so that others need not wait for all that it asks. A thread cannot be stopped: who gives up
+has it until it is done. Called by both transports and the engine's asyncio side.
 """
 
 import asyncio
 import os
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from contextvars import ContextVar
 from functools import partial
 from typing import TypeVar
@@ -26,12 +26,14 @@ CHARS_PER_ID = 4  # of a text that is made of token ids
 
 NUM_CORES = os.cpu_count() or 1
 NUM_LONG = max(1, NUM_CORES // 2)
-NUM_SHORT = min(32, NUM_CORES + 4)  # threads of an event loop's own
+NUM_SHORT = min(32, NUM_CORES + 4)
 
 _long = ThreadPoolExecutor(NUM_LONG, "swiftjax-long-texts")
+_short = ThreadPoolExecutor(NUM_SHORT, "swiftjax-short-texts")
 _owner: ContextVar[str] = ContextVar("owner of texts", default="")
-# By owner and whether for long texts, while they are used.
-_turns: WeakValueDictionary[tuple[str, bool], asyncio.Semaphore] = WeakValueDictionary()
+# By event loop, owner and whether for long texts, while they are used.
+_Key = tuple[asyncio.AbstractEventLoop, str, bool]
+_turns: WeakValueDictionary[_Key, asyncio.Semaphore] = WeakValueDictionary()
 
 Result = TypeVar("Result")
 
@@ -43,11 +45,20 @@ def set_owner(name: str) -> None:
 
 async def in_thread(num_chars: int, call: Callable[[], Result]) -> Result:
     """Call something on a thread for texts of this length."""
-    owner, is_long = _owner.get(), num_chars > LONG_CHARS
-    fresh = asyncio.Semaphore(share_of(is_long))
-    threads = _long if is_long else None  # None: the loop's own
-    async with _turns.setdefault((owner, is_long), fresh) if owner else nullcontext():
-        return await asyncio.get_running_loop().run_in_executor(threads, call)
+    loop, owner, is_long = asyncio.get_running_loop(), _owner.get(), num_chars > LONG_CHARS
+    threads = _long if is_long else _short
+    if not owner:
+        return await loop.run_in_executor(threads, call)
+    turns = _turns.setdefault((loop, owner, is_long), asyncio.Semaphore(share_of(is_long)))
+
+    def give_back(done: Future[Result]) -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(turns.release)
+
+    await turns.acquire()
+    future = threads.submit(call)
+    future.add_done_callback(give_back)
+    return await asyncio.wrap_future(future)
 
 
 def share_of(is_long: bool) -> int:

@@ -2,10 +2,12 @@
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
 
+from swiftjax.engine import text_threads
 from swiftjax.engine.text_threads import (
     LONG_CHARS,
     count_chars,
@@ -68,6 +70,55 @@ def test_texts_of_one_owner_do_not_keep_another_waiting(num_chars: int) -> None:
 
     asyncio.run(main())
     assert begun == ["many"] * share + ["one"] + ["many"] * (4 * share - 1)
+
+
+@pytest.mark.parametrize("num_chars", [LONG_CHARS, LONG_CHARS + 1], ids=["short", "long"])
+def test_who_gives_up_has_the_thread_until_it_is_done(num_chars: int) -> None:
+    share = share_of(num_chars > LONG_CHARS)
+    begun: list[int] = []
+    may_go_on = threading.Event()
+
+    def work(turn: int) -> None:
+        begun.append(turn)
+        assert may_go_on.wait(20)
+
+    async def give_up(turn: int) -> None:
+        set_owner("gives up")
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(in_thread(num_chars, partial(work, turn)), 0.05)
+
+    async def main() -> None:
+        for turn in range(3):
+            await asyncio.gather(*(give_up(turn) for _ in range(share)))
+        assert begun == [0] * share
+        may_go_on.set()
+        set_owner("gives up")
+        await asyncio.gather(*(in_thread(num_chars, partial(work, 3)) for _ in range(share)))
+        assert begun == [0] * share + [3] * share
+
+    asyncio.run(main())
+
+
+def test_who_gives_up_before_a_thread_is_free_leaves_no_trace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    may_go_on = threading.Event()
+    done: list[int] = []
+
+    async def main() -> None:
+        monkeypatch.setattr(text_threads, "_long", ThreadPoolExecutor(1))
+        blocker = asyncio.create_task(in_thread(LONG_CHARS + 1, partial(may_go_on.wait, 20)))
+        set_owner("gives up")
+        for turn in range(5):
+            with pytest.raises(TimeoutError):
+                call = in_thread(LONG_CHARS + 1, partial(done.append, turn))
+                await asyncio.wait_for(call, 0.01)
+        may_go_on.set()
+        await blocker
+        await in_thread(LONG_CHARS + 1, partial(done.append, 5))
+        assert done == [5]
+
+    asyncio.run(main())
 
 
 def test_what_is_long() -> None:
