@@ -173,9 +173,8 @@ def triton_tiles(kind: str, problem: Problem, tokens: int) -> Iterator[MatmulTil
     if kind == "int4":
         # Twice the outputs read the activations half as often.
         wide = _triton.Launch(num_warps=8, num_stages=3)
-        yield replace(chosen, transposed=True, fused=True)
-        yield replace(chosen, transposed=True, fused=True, block_n=256, launch=wide)
-        yield replace(chosen, transposed=True, fused=True, block_n=256, launch=wide, splits=2)
+        yield replace(chosen, transposed=True, block_n=256, launch=wide)
+        yield replace(chosen, transposed=True, block_n=256, launch=wide, splits=2)
     # Operands of 8 bits have their own instructions only where the weights stand first.
     orders = (True,) if kind in ("fp8", "w8a8") else (False, True)
     block_ks = (128,) if kind == "int4" else (128, 256)
@@ -212,6 +211,5 @@ def told(tile: MatmulTile | HopperTile) -> str:
         return f"mosaic, {tile.tokens} x {tile.outputs} outputs, {tile.splits} splits{late}"
     sizes = f"{tile.block_m}x{tile.block_n}x{tile.block_k}, {tile.splits} splits"
     order = "transposed" if tile.transposed else "straight"
-    fused = ", fused" if tile.fused else ""
     launch = f"{tile.launch.num_warps} warps, {tile.launch.num_stages} stages"
-    return f"{sizes}, {order}, {launch}{fused}"
+    return f"{sizes}, {order}, {launch}"

@@ -95,10 +95,7 @@ def _kernel(
                 values = load_tile(x_ref, rows, inputs, mask_columns=is_ragged)
                 sums += product(weights, values, transposed=tile.transposed)
             factor = spread(scale, over_outputs=True, transposed=tile.transposed)
-            if tile.fused:
-                total = _triton.multiply_add(sums, factor, total)
-            else:
-                total += sums * factor
+            total += sums * factor
         return total, following
 
     shape = (tile.block_n, tile.block_m) if tile.transposed else (tile.block_m, tile.block_n)

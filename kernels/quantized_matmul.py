@@ -44,9 +44,10 @@ def int4_matmul(
     implementation: Implementation | None = None,
 ) -> Float[Array, "T N"]:
     """x @ weights.T for weights packed as `packed_int4` says."""
+    chosen = implementation or choose_implementation(jax.default_backend())
     if _is_for_triton(x.shape[0], x.dtype, implementation):
         run = int4_tiles
-    elif runs_triton(implementation or choose_implementation(jax.default_backend())):
+    elif runs_triton(chosen) or (chosen == "xla" and jax.default_backend() == "gpu"):
         run = multiply_written_out
     else:
         run = reference.int4_matmul

@@ -4,6 +4,7 @@ Public names are resolved on first use, so that `import swiftjax` loads neither 
 """
 
 import importlib
+import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from swiftjax.sessions import Session as Session
 
 __version__ = "0.1.0"
+IMPORTED_AT = time.time()  # no source of ours was read before
 
 _HOMES = {
     "Engine": "swiftjax.api",

@@ -58,13 +58,14 @@ def temporaries(config: ModelConfig, *, num_tokens: int, num_rows: int, itemsize
 
     Four widths of the MLP and of qkv are alive at most around their matmuls. The largest sampler
     takes 25 bytes a score beside the scores themselves on an H200.
-    Many tokens are multiplied by a quantised matrix after it was written out in the model's dtype,
-    and 8,192 tokens of a quantised 8B model asked for 7.5 GiB there.
+    Many tokens are multiplied by a matrix of 4 or 8 bits after it was written out in the model's
+    dtype. Where activations are rounded too, 8,192 tokens of an 8B model asked for 7.5 GiB there.
     """
     heads = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     widest = 4 * config.intermediate_size + 2 * heads + 6 * config.hidden_size
     largest = 2 * config.hidden_size * config.intermediate_size if config.quantization else 0
-    copies = 5 if config.quantization else 2
+    rounds = config.quantization is not None and config.quantization.kind in ("fp8", "w8a8")
+    copies = 5 if rounds else 2
     return (num_tokens * widest * copies + largest) * itemsize + num_rows * config.vocab_size * 32
 
 

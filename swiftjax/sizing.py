@@ -91,10 +91,14 @@ def kept_programs() -> KeptPrograms | None:
     None where the user chose a device, where compiled code is kept, or that none is.
     """
     chosen = jax.config.values
-    is_ours = chosen["jax_compilation_cache_dir"] == _own_cache()
-    if not (is_ours and chosen["jax_enable_compilation_cache"]) or chosen["jax_default_device"]:
+    if chosen["jax_default_device"] or not chosen["jax_enable_compilation_cache"]:
         return None
-    return open_kept(default_cache_dir() / "programs")
+    try:
+        if chosen["jax_compilation_cache_dir"] != _own_cache():
+            return None
+        return open_kept(default_cache_dir() / "programs")
+    except RuntimeError:  # this user has no home
+        return None
 
 
 def check_kv_cache_dtype(kv_cache_dtype: KVCacheDtype) -> None:

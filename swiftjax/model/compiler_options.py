@@ -13,18 +13,21 @@ from swiftjax.batch import BatchShape
 Options = tuple[tuple[str, bool | str], ...]
 
 # Products in one pass over their weights, with what follows them in the same kernel. With fewer
-# rows than this they leave half of an H200 idle.
+# rows than this they leave half of an H200 idle; other GPUs have not been measured.
 FEW_KERNELS: Options = (
     ("xla_gpu_experimental_gemm_fusion_v2", True),
     ("xla_gpu_experimental_force_split_k", "1"),
 )
 MIN_ROWS = 64
+CAPABILITY = "9.0"
 
 
-def forward_options(shape: BatchShape, platform: str | None = None) -> dict[str, bool | str]:
-    """For the forward pass of a batch of this shape, on this platform or the default one."""
+def forward_options(shape: BatchShape, capability: str | None = None) -> dict[str, bool | str]:
+    """For the forward pass of a batch of this shape, on such a GPU or the default device."""
+    if capability is None:
+        capability = getattr(jax.devices()[0], "compute_capability", "")
     is_wide_decode = shape.num_tokens == shape.num_seqs >= MIN_ROWS
-    if not is_wide_decode or (platform or jax.default_backend()) != "gpu":
+    if not is_wide_decode or capability != CAPABILITY:
         return {}
     return dict(FEW_KERNELS) if are_known(FEW_KERNELS) else {}
 

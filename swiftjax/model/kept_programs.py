@@ -57,23 +57,25 @@ class Program:
         return repr((arrays, tree, results, self.donated, sorted(self.options.items())))
 
 
-class _Written(threading.local):
-    """Programs that this thread compiled and XLA's cache took.
+class _Asked(threading.local):
+    """What XLA's cache said to this thread: programs that it compiled, and that it was given.
 
-    Only these can be kept: one that was loaded has lost, on a CPU, what it takes to write it again,
-    and fails when it is run.
+    Only what was compiled can be kept: what was loaded has lost, on a CPU, what it takes to write
+    it again, and fails when it is run.
     """
 
-    count = 0
+    misses = 0
+    hits = 0
 
 
-_written = _Written()
+_asked = _Asked()
 
 
 @functools.cache
 def _listen() -> None:
     def note(event: str, **_: str | int) -> None:
-        _written.count += event == "/jax/compilation_cache/cache_misses"
+        _asked.misses += event == "/jax/compilation_cache/cache_misses"
+        _asked.hits += event == "/jax/compilation_cache/cache_hits"
 
     jax.monitoring.register_event_listener(note)
 
@@ -96,9 +98,9 @@ class KeptPrograms:
         key = self._key(described, program)
         found = self._load(key, program)
         if found is None:
-            before = _written.count
+            misses, hits = _asked.misses, _asked.hits
             found = program.compile()
-            if _written.count > before:
+            if _asked.misses > misses and _asked.hits == hits:
                 self._keep(key, program, found)
         return found
 
@@ -142,7 +144,8 @@ class KeptPrograms:
             assert result == jax.tree.structure(program.result)
             self._write(key, _digest(key, payload) + payload)
             self._make_room()
-        except (OSError, ValueError, NotImplementedError, jax.errors.JaxRuntimeError):
+        except Exception:
+            # The program is there and runs; that the next start makes it again is no error.
             logger.info("a program can't be kept for the next start", exc_info=True)
 
     def _write(self, key: str, content: bytes) -> None:
@@ -188,7 +191,12 @@ def open_kept(folder: Path) -> KeptPrograms | None:
             unsafe,
         )
         return None
-    described = surroundings()
+    try:
+        described = surroundings()
+    except Exception:
+        # A source that cannot be read, say. Whatever it is, an engine starts without all this.
+        logger.info("no programs are kept for the next start", exc_info=True)
+        return None
     return None if described is None else KeptPrograms(folder, described)
 
 

@@ -6,14 +6,18 @@ Called by `kept_programs.py`.
 """
 
 import hashlib
+import logging
 import os
 import platform
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import jax
+
+import swiftjax
+
+logger = logging.getLogger(__name__)
 
 PACKAGE = Path(__file__).resolve().parent.parent
 # Of variables that compilers and their libraries read.
@@ -23,7 +27,6 @@ PREFIXES = ("CUBLAS", "CUDA", "CUDNN", "JAX", "LIBTPU", "LLVM", "MOSAIC", "NVIDI
 PLACES = ("jax_compilation_cache_dir",)
 # A file changed so soon before it was imported may have been imported in its older form.
 SETTLED_SECONDS = 30
-IMPORTED = time.time()
 
 
 def surroundings() -> str | None:
@@ -31,8 +34,9 @@ def surroundings() -> str | None:
 
     Uses the default device. What a caller of this package replaced in its modules is not seen.
     """
-    sources = source_hash(PACKAGE, IMPORTED - SETTLED_SECONDS)
+    sources = source_hash(PACKAGE, swiftjax.IMPORTED_AT - SETTLED_SECONDS)
     if sources is None:
+        logger.info("no programs are kept: the sources changed less than %s s ago", SETTLED_SECONDS)
         return None
     device = jax.devices()[0]
     parts = {

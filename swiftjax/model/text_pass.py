@@ -63,7 +63,7 @@ def check_length(config: ModelConfig, length: int) -> None:
 def text_batch(tokens: Int32[np.ndarray, " T"], length: int, page_size: int) -> Batch:
     """A step that computes the tokens as a sequence of their own, padded to `length`."""
     count, num_pages = len(tokens), -(-length // page_size)
-    shape = BatchShape(num_tokens=length, num_seqs=1, max_pages=num_pages)
+    shape = BatchShape(num_tokens=length, num_seqs=1, max_pages=num_pages, long_chunks=True)
     batch = empty_batch(shape, num_slots=num_pages * page_size)
     batch.token_ids[:count] = tokens
     batch.positions[:count] = batch.slot_mapping[:count] = np.arange(count)

@@ -15,20 +15,21 @@ def test_unknown_options_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert are_known((("xla_cpu_enable_fast_math", False),))
     assert not are_known((("xla_gpu_no_such_option", True),))
     monkeypatch.setattr(compiler_options, "are_known", lambda options: False)
-    assert forward_options(WIDE, "gpu") == {}
+    assert forward_options(WIDE, "9.0") == {}
 
 
 def test_this_xla_knows_them() -> None:
-    assert forward_options(WIDE, "gpu") == dict(FEW_KERNELS)
+    assert forward_options(WIDE, "9.0") == dict(FEW_KERNELS)
 
 
 @pytest.mark.parametrize(
-    ("shape", "platform"),
+    ("shape", "capability"),
     [
-        (WIDE, "cpu"),
-        (dataclasses.replace(WIDE, num_tokens=32, num_seqs=32), "gpu"),
-        (dataclasses.replace(WIDE, num_tokens=512), "gpu"),
+        (WIDE, None),  # a CPU
+        (WIDE, "8.0"),
+        (dataclasses.replace(WIDE, num_tokens=32, num_seqs=32), "9.0"),
+        (dataclasses.replace(WIDE, num_tokens=512), "9.0"),
     ],
 )
-def test_none_for_other_programs(shape: BatchShape, platform: str) -> None:
-    assert forward_options(shape, platform) == {}
+def test_none_for_other_programs(shape: BatchShape, capability: str | None) -> None:
+    assert forward_options(shape, capability) == {}

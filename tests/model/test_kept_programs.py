@@ -227,3 +227,15 @@ def test_a_full_disk_is_no_error(tmp_path: Path) -> None:
     kept, (program, want) = KeptPrograms(tmp_path / "gone", "here"), make_program()
     (tmp_path / "gone").rmdir()
     assert kept.get("step", program)(jnp.ones(3)).tolist() == want
+
+
+def test_what_cannot_be_written_down_runs_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(compiled: Any) -> Any:
+        raise TypeError("cannot pickle 'module' object")
+
+    monkeypatch.setattr("swiftjax.model.kept_programs.serialize", fails)
+    program, want = make_program()
+    assert KeptPrograms(tmp_path, "here").get("step", program)(jnp.ones(3)).tolist() == want
+    assert not list(tmp_path.iterdir())

@@ -2,12 +2,13 @@
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
 import pytest
 
-from swiftjax import sizing
+from swiftjax import disk, sizing
 from swiftjax.model.assembly import make_programs
 from swiftjax.model.kept_programs import open_kept
 from swiftjax.model.surroundings import source_hash, surroundings
@@ -39,7 +40,7 @@ def test_only_private_folders_are_used(
     assert open_kept(folder) is not None
     assert folder.stat().st_mode & 0o777 == 0o700
     for shared in (folder, folder.parent):
-        shared.chmod(0o770)
+        shared.chmod(0o707)
         assert open_kept(folder) is None
         assert str(shared) in caplog.records[-1].getMessage()
         shared.chmod(0o700)
@@ -47,6 +48,39 @@ def test_only_private_folders_are_used(
     assert open_kept(tmp_path / "file" / "programs") is None
     monkeypatch.setattr("swiftjax.model.kept_programs.surroundings", lambda: None)
     assert open_kept(folder) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "members", "is_private"),
+    [("ann", [], True), ("ann", ["ann"], True), ("ann", ["bob"], False), ("staff", [], False)],
+)
+def test_a_group_of_ones_own_may_write(
+    tmp_path: Path,
+    name: str,
+    members: list[str],
+    is_private: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where every user has one and the umask is 002, every folder is writable by it."""
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    folder.chmod(0o775)
+    group = SimpleNamespace(gr_name=name, gr_mem=members)
+    user = SimpleNamespace(pw_name="ann", pw_gid=folder.stat().st_gid)
+    monkeypatch.setattr(disk.grp, "getgrgid", lambda gid: group)
+    monkeypatch.setattr(disk.pwd, "getpwuid", lambda uid: user)
+    assert disk.is_private(folder) == is_private
+    folder.chmod(0o777)
+    assert not disk.is_private(folder)
+
+
+def test_what_cannot_be_told_keeps_no_engine_from_its_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lock file of an editor is a link to nothing whose name ends in .py."""
+    (tmp_path / ".#a.py").symlink_to(tmp_path / "nowhere")
+    monkeypatch.setattr("swiftjax.model.surroundings.PACKAGE", tmp_path)
+    assert open_kept(tmp_path / "programs") is None
 
 
 def test_sources_that_change_change_the_key(tmp_path: Path) -> None:
