@@ -24,10 +24,11 @@ class Quota:
         """Pass a stream of so many answers on, counted from its first read to its end.
 
         Raises KeyLimitError before the first yield where the key of the current call has too many,
-        and InvalidRequestError where these alone are.
+        and InvalidRequestError where these alone are too many.
         """
         name = current_caller().name
         async with aclosing(stream):
+            self.check_size(num_answers)
             if name and self._is_on():
                 self._check(name, num_answers)
             self._num_open[name] += num_answers
@@ -39,11 +40,15 @@ class Quota:
                 if not self._num_open[name]:
                     del self._num_open[name]
 
-    def _check(self, name: str, num_answers: int) -> None:
-        if num_answers > self._limit:
+    def check_size(self, num_answers: int) -> None:
+        """Raise InvalidRequestError for a call that asks for more than its key may ever have."""
+        if num_answers > self._limit and current_caller().name and self._is_on():
             raise InvalidRequestError(
-                f"n is {num_answers}; an API key may have {self._limit} answers at a time: lower n"
+                f"this asks for {num_answers} answers, which are prompts times n; an API key may "
+                f"have {self._limit} at a time: ask for fewer"
             )
+
+    def _check(self, name: str, num_answers: int) -> None:
         if self._num_open[name] + num_answers > self._limit:
             raise KeyLimitError(
                 f"this API key has {self._num_open[name]} answers running or waiting; "

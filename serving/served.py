@@ -59,6 +59,11 @@ class Served(NamedTuple):
     weights: WeightChange | None = None
     pulse: Pulse | None = None  # of an engine in a process of its own
 
+    def check_size(self, num_answers: int) -> None:
+        """Raise InvalidRequestError for a call that asks for more than its key may ever have."""
+        if self.quota is not None:
+            self.quota.check_size(num_answers)
+
     def watched(self, stream: Outputs, operation: Operation, config: GenerationConfig) -> Outputs:
         """Pass a stream on, counted for its key and inside a span, where that was asked for."""
         if self.quota is not None:

@@ -198,6 +198,7 @@ class Routes:
         writer: AnswerWriter,
         session: AsyncSession | None = None,
     ) -> Response:
+        self.served.check_size(len(prompts) * asked.config.n)
         streams = self._streams(request, prompts, asked, answer_id, session)
         operation = "chat" if isinstance(writer, ChatWriter) else "text_completion"
         traced = (self.served.watched(one, operation, asked.config) for one in streams)

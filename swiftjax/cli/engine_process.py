@@ -74,7 +74,8 @@ def _build(data: bytes) -> BuiltEngine:
 
     # From here on nothing should be compiled any more, and whatever is gets counted.
     devices = Devices()
-    info = EngineInfo(built.core.limits, built.model_config, built.tokenizer.files)
+    max_num_seqs = built.core.scheduler.config.max_num_seqs
+    info = EngineInfo(built.core.limits, built.model_config, built.tokenizer.files, max_num_seqs)
     return BuiltEngine(built.core, info, devices.report, WeightSwap(config, built))
 
 

@@ -72,7 +72,8 @@ MaxRequestsPerKey = Annotated[
     typer.Option(
         min=1,
         help="Most answers that one API key may have running or waiting.",
-        show_default="half of --max-queue-len where there are several keys, else no limit",
+        show_default="where there are several keys --max-num-seqs and half of --max-queue-len, "
+        "else no limit",
     ),
 ]
 ToolCallParser = Annotated[
@@ -123,15 +124,17 @@ def read_listen(
     )
 
 
-def make_quota(limit: int | None, max_queue_len: int, keys: "KeyRing") -> "Quota | None":
-    """Limit what one key may have, by default so that it cannot fill the queue alone."""
+def make_quota(
+    limit: int | None, max_queue_len: int, keys: "KeyRing", max_num_seqs: int
+) -> "Quota | None":
+    """Limit what one key may have, by default to all that run and half of what may wait."""
     if keys.is_open:  # and stays so
         return None
     from swiftjax.serving.quota import Quota
 
     if limit is not None:
         return Quota(limit)
-    return Quota(max(1, max_queue_len // 2), lambda: keys.has_several)
+    return Quota(max_num_seqs + max_queue_len // 2, lambda: keys.has_several)
 
 
 def choose_policy(policy: str | None, keys: "KeyRing") -> str:

@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -182,9 +183,9 @@ def serve(
     beside = {
         "tool_parser": tool_call_parser,
         "tracer": _make_tracer(otlp_endpoint),
-        "quota": at.make_quota(max_requests_per_key, max_queue_len, listen.keys),
     }
-    engines = ServedEngines(config, policy=policy, quiet=quiet, beside=beside)
+    quota_for = partial(at.make_quota, max_requests_per_key, max_queue_len, listen.keys)
+    engines = ServedEngines(config, policy=policy, quiet=quiet, quota_for=quota_for, beside=beside)
     raise typer.Exit(_run(engines, listen, drain_seconds, max_restarts, max_silent_seconds))
 
 

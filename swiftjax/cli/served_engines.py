@@ -1,6 +1,6 @@
 """The engines of one `serve` command: the first, those in place of dead ones, and their weights."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from swiftjax.engine.tokenizer import Tokenizer
 from swiftjax.serving.engine_watch import EngineWatch
 from swiftjax.serving.messages import describe_model
 from swiftjax.serving.proto import swiftjax_pb2 as pb
+from swiftjax.serving.quota import Quota
 from swiftjax.serving.served import Served
 from swiftjax.serving.session_files import GIB, SessionFiles
 
@@ -22,14 +23,24 @@ class ServedEngines:
     """Starts engine processes, one at a time; what measures them outlives them."""
 
     def __init__(
-        self, config: EngineConfig, *, policy: str, quiet: bool, beside: Mapping[str, Any]
+        self,
+        config: EngineConfig,
+        *,
+        policy: str,
+        quiet: bool,
+        quota_for: Callable[[int], Quota | None],
+        beside: Mapping[str, Any],
     ) -> None:
-        """`policy` is written as on the command line; `beside` are further fields of Served."""
+        """`policy` is written as on the command line; `beside` are further fields of Served.
+
+        `quota_for` is asked with the most requests that run at a time, which the engine may choose.
+        """
         # The last part only: where the model lies on this machine is nobody's business.
         self.name = Path(config.model_path).name
         self.config = config  # of the next start
         self.num_loads = 1  # of weights that were changed on purpose
         self._policy = policy
+        self._quota_for = quota_for
         self._beside = dict(beside)
         self._quiet = quiet
         self._watch = EngineWatch()
@@ -53,6 +64,7 @@ class ServedEngines:
             model=weights.describe(),
             watch=self._watch,
             session_files=self._files,
+            quota=self._quota_for(info.max_num_seqs),
             weights=weights,
             pulse=link,
             **self._beside,

@@ -26,6 +26,7 @@ class EngineInfo(NamedTuple):
     limits: EngineLimits
     model: ModelConfig
     tokenizer_files: TokenizerFiles
+    max_num_seqs: int
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -16,7 +16,8 @@ async def start_engine(
 ) -> tuple[ThreadLink, EngineInfo]:
     """Stand in for the function that starts an engine process."""
     core = make_core()
-    return ThreadLink(core), EngineInfo(core.limits, MODEL, byte_tokenizer().files)
+    rows = core.scheduler.config.max_num_seqs
+    return ThreadLink(core), EngineInfo(core.limits, MODEL, byte_tokenizer().files, rows)
 
 
 if __name__ == "__main__":

@@ -110,7 +110,8 @@ def build(job: bytes) -> BuiltEngine:
     weights = FakeWeights(core)
     weights.read(asked.get("path", ""))
     weights.use()
-    info = EngineInfo(core.limits, MODEL, byte_tokenizer().files)
+    rows = core.scheduler.config.max_num_seqs
+    info = EngineInfo(core.limits, MODEL, byte_tokenizer().files, rows)
     return BuiltEngine(core, info, lambda: DEVICES, weights)
 
 

@@ -65,11 +65,15 @@ async def start_fake(
     return link, info
 
 
+def no_quota(max_num_seqs: int) -> None:
+    """Nothing is limited by key."""
+
+
 def load_apart() -> Load:
     """The engines of `swiftjax serve`, but for what they compute."""
     served_engines.start_engine = start_fake
     config = EngineConfig(model_path="bytes")
-    return ServedEngines(config, policy="fcfs", quiet=True, beside={}).start
+    return ServedEngines(config, policy="fcfs", quiet=True, beside={}, quota_for=no_quota).start
 
 
 def read_keys() -> list[KeyEntry]:

@@ -171,10 +171,12 @@ def test_a_key_has_only_so_many_requests_at_a_time() -> None:
                 call.cancel()
             await until(service.is_idle)
             await service.post("/v1/completions", {"prompt": ["a", "b"], "max_tokens": 1})
-            await service.refused("/v1/completions", {"prompt": ["a"] * 3}, 429)
+            for more in ({"prompt": ["a"] * 3}, {"prompt": ["a"] * 2, "n": 2}):
+                error = await service.refused("/v1/completions", more, 400)
+                assert f"{len(more['prompt']) * more.get('n', 1)} answers" in error["message"]
             await until(service.is_idle)
             told = (await service.client.get("/metrics")).text
-            assert 'swiftjax_shed_total{model_name="bytes",reason="key_limit"} 4.0' in told
+            assert 'swiftjax_shed_total{model_name="bytes",reason="key_limit"} 3.0' in told
 
     run(body, keys=KEYS, delay=0.005)
 
@@ -190,7 +192,7 @@ def test_one_key_cannot_fill_the_queue_and_waits_for_its_turn() -> None:
             await asyncio.sleep(0.0 if code == grpc.StatusCode.OK else 0.1)
 
     async def body(service: HttpService) -> None:
-        quota = make_quota(None, queue, KEYS)
+        quota = make_quota(None, queue, KEYS, rows)
         assert quota is not None
         limit(service, quota)
         seen = Counter[grpc.StatusCode]()
@@ -218,8 +220,8 @@ def test_one_key_cannot_fill_the_queue_and_waits_for_its_turn() -> None:
 def test_a_key_that_is_alone_has_the_whole_queue() -> None:
     ring = make_keys(KeyEntry(KEY), KeyEntry(KEY, True))
     assert not ring.has_several and KEYS.has_several
-    quota = make_quota(None, 2, ring)
-    assert quota is not None and make_quota(1, 2, KeyRing()) is None
+    quota = make_quota(None, 2, ring, 8)
+    assert quota is not None and make_quota(1, 2, KeyRing(), 8) is None
 
     async def answers() -> AsyncGenerator[StreamOutput, None]:
         return
