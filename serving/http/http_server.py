@@ -8,7 +8,7 @@ import asyncio
 import socket
 import ssl
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import cast
 
@@ -26,6 +26,8 @@ from swiftjax.serving.served import Served
 BACKLOG = 1024
 # A client that takes nothing for so long has gone, whatever its machine says.
 UNREAD_SECONDS = 60
+# From a TCP connection to a TLS one, which is the first that is counted.
+HANDSHAKE_SECONDS = 10.0
 # What is left to do for requests that were cut off: close their connections.
 STOP_GRACE_SECONDS = 1
 
@@ -71,8 +73,27 @@ class HttpServer:
 
     async def start(self) -> None:
         """Accept connections; until the gate opens every request that needs the model gets 503."""
-        await self._server.startup(sockets=[self._socket])
+        await self._listen()
         self._ticking = asyncio.create_task(self._server.main_loop())
+
+    async def _listen(self) -> None:
+        """Do as uvicorn's own startup, which would let a handshake take a minute."""
+        config = self._server.config
+        new_protocol = partial(
+            config.http_protocol_class,
+            config=config,
+            server_state=self._server.server_state,
+            app_state=self._server.lifespan.state,
+        )
+        server = await asyncio.get_running_loop().create_server(
+            cast(Callable[[], asyncio.Protocol], new_protocol),
+            sock=self._socket,
+            ssl=config.ssl,
+            ssl_handshake_timeout=HANDSHAKE_SECONDS if config.ssl else None,
+            backlog=BACKLOG,
+        )
+        self._server.servers = [server]
+        self._server.started = True
 
     def open(self, served: Served) -> None:
         """Answer with this engine, which must be warm; the gate is opened by others."""

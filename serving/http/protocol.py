@@ -8,7 +8,7 @@ connection for ever, and takes in all requests that a client sends ahead. Used b
 import asyncio
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 MAX_HEADER_BYTES = 16 * 2**10
 # From the first byte of a head, or from the start of a connection, to its end.
@@ -27,6 +27,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._max_connections = max_connections
         self._num_bytes = 0  # that came since the last that were body, or the end of something
+        self._unanswered: list[RequestResponseCycle] = []  # the one that is answered first
         self._waiting: asyncio.TimerHandle | None = None  # for the rest of a head
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -61,6 +62,15 @@ class HttpProtocol(HttpToolsProtocol):
         self._num_bytes = 0
         self._stop_waiting()
         super().on_headers_complete()
+        unanswered = [cycle for cycle in self._unanswered if not cycle.response_complete]
+        self._unanswered = [*unanswered, self.cycle]
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what came; in the middle of an answer nobody could tell the two apart."""
+        if any(c.response_started and not c.response_complete for c in self._unanswered):
+            self.transport.close()
+        else:
+            super().send_400_response(msg)
 
     def on_body(self, body: bytes) -> None:
         """A part of the body, for which the application waits."""

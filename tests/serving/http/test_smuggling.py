@@ -2,8 +2,10 @@
 
 import asyncio
 
+import pytest
+
 from swiftjax.serving.http.protocol import MAX_AHEAD
-from tests.serving.harness import make_core
+from tests.serving.harness import make_core, until
 from tests.serving.http.harness import HttpService, serving
 
 BODY = b'{"prompt": "a", "max_tokens": 2}'
@@ -73,5 +75,25 @@ def test_requests_sent_at_once_are_answered_in_turn() -> None:
         async with serving(make_core()) as service:
             answer = await talk(service, HIDDEN * count)
             assert answer.count(b"HTTP/1.1 200 OK") == answer.count(b'"version"') == count
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("behind", [b"BAD\r\n\r\n", HIDDEN * 2 + b"BAD\r\n\r\n", HIDDEN * 40])
+def test_nothing_is_written_into_an_answer(behind: bytes) -> None:
+    body = b'{"prompt": "a", "max_tokens": 40, "stream": true}'
+
+    async def main() -> None:
+        async with serving(make_core(delay=0.02)) as service:
+            assert service.listeners.http is not None
+            port = service.listeners.http.port
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(POST + b"content-length: %d\r\n\r\n" % len(body) + body)
+            answer = await reader.readuntil(b"data: ")
+            writer.write(behind)
+            answer += await asyncio.wait_for(reader.read(), 5.0)
+            assert answer.count(b"HTTP/1.1 ") == 1 and b"[DONE]" not in answer
+            writer.close()
+            await until(service.is_idle)
 
     asyncio.run(main())

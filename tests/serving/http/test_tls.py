@@ -13,6 +13,7 @@ import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from swiftjax.errors import InvalidRequestError
+from swiftjax.serving.http import http_server
 from swiftjax.serving.listeners import Listen, Listeners
 from swiftjax.serving.tls import ServerTls
 
@@ -154,3 +155,21 @@ def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     for files in ((cert, other_key), (key, cert), (tmp_path / "missing", key)):
         with pytest.raises(InvalidRequestError, match="TLS"):
             ServerTls(*files)
+
+
+@pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01"], ids=["nothing", "a beginning"])
+def test_a_handshake_that_does_not_end_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    monkeypatch.setattr(http_server, "HANDSHAKE_SECONDS", 0.3)
+    ca = trustme.CA()
+
+    async def body(listeners: Listeners) -> None:
+        http, _ = ports(listeners)
+        reader, writer = await asyncio.open_connection("127.0.0.1", http)
+        writer.write(sent)
+        assert await asyncio.wait_for(reader.read(), 3.0) == b""
+        assert await over_http(http, context_for(ca)) == 200
+        writer.close()
+
+    run(ServerTls(*write(tmp_path, ca.issue_cert(HOST))), body)
