@@ -72,7 +72,7 @@ MaxRequestsPerKey = Annotated[
     typer.Option(
         min=1,
         help="Most answers that one API key may have running or waiting.",
-        show_default="where there are several keys --max-num-seqs and half of --max-queue-len, "
+        show_default="--max-num-seqs plus half of --max-queue-len where there are several keys, "
         "else no limit",
     ),
 ]
