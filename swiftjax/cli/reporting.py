@@ -8,8 +8,10 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
+from types import CodeType, FrameType
 from typing import Any
 
 import typer
@@ -65,17 +67,27 @@ def interrupting_again(report: Callable[[Any], object]) -> Callable[[Any], None]
 
     def hook(dropped: Any) -> None:
         if issubclass(dropped.exc_type, KeyboardInterrupt):
-            threading.Timer(SECONDS_TO_INTERRUPT_AGAIN, _interrupt).start()
+            threading.Thread(target=_interrupt_outside, args=(hook.__code__,), daemon=True).start()
         else:
             report(dropped)
 
     return hook
 
 
-def _interrupt() -> None:
+def _interrupt_outside(hook: CodeType) -> None:
+    """Interrupt the main thread once it has left the hook, where the interrupt would be dropped."""
     main = threading.main_thread().ident
     assert main is not None
+    time.sleep(SECONDS_TO_INTERRUPT_AGAIN)
+    while _is_inside(hook, sys._current_frames().get(main)):  # pyright: ignore[reportPrivateUsage]
+        time.sleep(SECONDS_TO_INTERRUPT_AGAIN)
     signal.pthread_kill(main, signal.SIGINT)  # wakes it from a system call, too
+
+
+def _is_inside(code: CodeType, frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return frame is not None
 
 
 def print_line(text: str) -> None:
