@@ -32,7 +32,7 @@ class Chaos:
             task = asyncio.create_task(self.act())
             try:
                 if self.rng.random() < 0.35:
-                    await asyncio.sleep(self.rng.random() * 0.01)
+                    await asyncio.sleep(self.rng.random() * self.rng.choice([0.001, 0.01]))
                     task.cancel()
                 await task
                 self.num_done += 1
