@@ -16,12 +16,12 @@ from swiftjax.kernels import _triton
 
 # Inputs that are summed in a tensor core, to 14 bits, before the sum goes on in float32.
 INPUTS_PER_SUM = 128
-HOPPER: _triton.Capability = (9, 0)  # Ada's instruction for e4m3 is taken in any case
 
 
 def fp8_product(left: jax.Array, right: jax.Array) -> jax.Array:
     """left [N K] @ right [K M] in float32, inside a kernel."""
-    if _triton.is_interpreted() or _triton.capability() != HOPPER:
+    # Ada's instruction for e4m3 is taken in any case.
+    if _triton.is_interpreted() or _triton.capability() != _triton.HOPPER:
         return jnp.dot(left, right, preferred_element_type=jnp.float32)
     zeros = jnp.zeros((left.shape[0], right.shape[1]), jnp.float32)
     try:

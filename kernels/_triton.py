@@ -36,6 +36,8 @@ SHARED_MEMORY: Mapping[Capability, int] = {
 SMALLEST_SHARED_MEMORY = 99 * 1024
 # From Ada and Hopper on there are instructions that make numbers of e4m3, and of them.
 FP8_CAPABILITY: Capability = (8, 9)
+# The one architecture whose tensor cores and copies are told what to do in this form (sm_90a).
+HOPPER: Capability = (9, 0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +56,7 @@ def is_interpreted() -> bool:
 def capability() -> Capability:
     """What the default device can do; an interpreted kernel is held to what an H200 can."""
     if is_interpreted():
-        return (9, 0)
+        return HOPPER
     major, minor = str(getattr(jax.devices()[0], "compute_capability", "0.0")).split(".")
     return int(major), int(minor)
 

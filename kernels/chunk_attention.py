@@ -45,8 +45,8 @@ def can_attend_chunks(q: Float[Array, "T N H"], k_pages: Pages, streams: Streams
     # Queries are copied in tiles of TILE_ROWS tokens, and jax counts whole ones only.
     has_room = q.shape[0] >= BLOCK_Q and q.shape[0] % TILE_ROWS == 0
     is_known = q.shape[2] in HEAD_DIMS and q.dtype.name in DTYPES
-    has_limits = streams is not None or isinstance(k_pages, QuantizedPages)
-    return has_room and is_known and not has_limits
+    is_plain = streams is None and not isinstance(k_pages, QuantizedPages)
+    return has_room and is_known and is_plain
 
 
 def chunk_attention(

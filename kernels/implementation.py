@@ -22,14 +22,13 @@ TRITON_DTYPES = ("bfloat16", "float16", "float32")
 TRITON_HEAD_DIMS = (16, 256)
 TRITON_PAGE_SIZES = (16, 32, 64, 128)
 TRITON_MAX_GROUP = 16
-MOSAIC_CAPABILITY = (9, 0)  # the one architecture that has its instructions in this form (sm_90a)
 
 
 def choose_implementation(platform: str) -> Implementation:
     """Name the fastest for a platform as `jax.Device.platform` spells it."""
     if platform not in ("gpu", "cuda"):
         return "xla"
-    return "mosaic" if _triton.capability() == MOSAIC_CAPABILITY else "triton"
+    return "mosaic" if _triton.capability() == _triton.HOPPER else "triton"
 
 
 def runs_triton(implementation: Implementation) -> bool:
@@ -73,10 +72,10 @@ def check_supported(
             raise NotImplementedError(
                 f"the '{implementation}' implementation lacks {refusal}; use implementation='xla'"
             )
-    if implementation == "mosaic" and (found := _triton.capability()) != MOSAIC_CAPABILITY:
+    if implementation == "mosaic" and (found := _triton.capability()) != _triton.HOPPER:
         raise NotImplementedError(
             f"the 'mosaic' implementation lacks GPUs of compute capability {found[0]}.{found[1]} "
-            f"(it is for {MOSAIC_CAPABILITY[0]}.{MOSAIC_CAPABILITY[1]}); "
+            f"(it is for {_triton.HOPPER[0]}.{_triton.HOPPER[1]}); "
             "use implementation='triton'"
         )
 

@@ -24,13 +24,12 @@ def multiply_written_out(
 ) -> Float[Array, "T N"]:
     """x @ weights.T; the weights have the type of `x`, and live from `x` to the product."""
     x, kernel = lax.optimization_barrier((x, kernel))
-    codes = packed_int4.unpack(kernel, scale.shape[0] * group_size)
-    codes = codes.reshape(codes.shape[0], -1, group_size)
     # Turned before: a product with what is turned would be written in small pieces.
-    turned = lax.optimization_barrier((scale.T, zero.T.astype(jnp.int32)))
-    scales, zeros = (array[:, :, None] for array in turned)
-    weights = ((codes - zeros).astype(jnp.float32) * scales).reshape(codes.shape[0], -1)
-    weights = lax.optimization_barrier(weights[:, : x.shape[1]].astype(x.dtype))
+    scale, zero = (array.T for array in lax.optimization_barrier((scale.T, zero.T)))
+    weights = packed_int4.dequantize(
+        kernel, scale, zero, num_inputs=x.shape[1], group_size=group_size
+    )
+    weights = lax.optimization_barrier(weights.astype(x.dtype))
     precision = lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
     product: jax.Array = lax.dot_general(x, weights, CONTRACT_LAST, precision=precision)
     return product

@@ -77,7 +77,7 @@ def test_whole_prompts_by_cudnn_equal_dense(name: str) -> None:
     np.testing.assert_array_equal(out, attend(case, "triton"))
 
 
-@pytest.mark.skipif(_triton.capability() != (9, 0), reason="needs a Hopper GPU")
+@pytest.mark.skipif(_triton.capability() != _triton.HOPPER, reason="needs a Hopper GPU")
 @pytest.mark.parametrize("name", CHUNKS)
 def test_chunks_on_hopper_equal_dense(name: str) -> None:
     case = make_case(CHUNKS[name])

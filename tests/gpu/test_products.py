@@ -44,7 +44,7 @@ def test_products_of_few_tokens(kind: str, num_tokens: int) -> None:
     check_product(kind, num_tokens)
 
 
-@pytest.mark.skipif(_triton.capability() != (9, 0), reason="needs a Hopper GPU")
+@pytest.mark.skipif(_triton.capability() != _triton.HOPPER, reason="needs a Hopper GPU")
 @pytest.mark.parametrize("num_tokens", [16, 100, 600])
 @pytest.mark.parametrize("shape", [(1024, 512), (4096, 256)])
 def test_products_on_hopper_equal_dense(shape: tuple[int, int], num_tokens: int) -> None:
@@ -56,7 +56,7 @@ def test_products_on_hopper_equal_dense(shape: tuple[int, int], num_tokens: int)
     np.testing.assert_array_equal(multiply4(x, *int4), multiply4(x, *int4))
 
 
-@pytest.mark.skipif(_triton.capability() != (9, 0), reason="needs a Hopper GPU")
+@pytest.mark.skipif(_triton.capability() != _triton.HOPPER, reason="needs a Hopper GPU")
 @pytest.mark.parametrize("group_size", [32, 64, 128])
 @pytest.mark.parametrize(("tokens", "rows_of"), [(16, 64), (32, 128), (128, 128), (256, 64)])
 def test_tiles_on_hopper_equal_dense(tokens: int, rows_of: int, group_size: int) -> None:
