@@ -1,12 +1,13 @@
 """Read the one sort of pickle that PyTorch writes for a state dict, without running any of it.
 
-`pickletools` only tells the opcodes apart; each one, and each global that is named, must be on the
-short list below before the first is followed. Nothing is imported or called: globals are names, and
-what they would build is a plain record. Used by `torch_file`.
+`pickletools` only reads the arguments of opcodes; each one, and each global that is named, must be
+on the short list below before the first is followed. Nothing is imported or called: globals are
+names, and what they would build is a plain record. Used by `torch_file`.
 """
 
 import pickletools
 from collections.abc import Iterator
+from io import BytesIO
 from typing import Any, NamedTuple
 
 from swiftjax.errors import CheckpointError
@@ -38,6 +39,9 @@ OPCODES = {
     "PROTO", "MARK", "EMPTY_DICT", "EMPTY_LIST", "EMPTY_TUPLE", "TUPLE", "GLOBAL", "BINPERSID",
     "REDUCE", "BUILD", "SETITEM", "SETITEMS", "APPEND", "APPENDS", "STOP",
 }  # fmt: skip
+
+
+_BY_CODE = {opcode.code.encode("latin-1"): opcode for opcode in pickletools.opcodes}
 
 
 class Global(NamedTuple):
@@ -76,8 +80,9 @@ def read_state_dict(data: bytes, where: str) -> dict[str, StridedView]:
     if len(data) > MAX_PICKLE_BYTES:
         raise CheckpointError(f"{where} has {len(data)} bytes; at most {MAX_PICKLE_BYTES} are read")
     try:
-        _check_opcodes(data, where)
-        value = _follow(data)
+        for _ in _opcodes(data, where):
+            pass  # all of them are on the list
+        value = _follow(_opcodes(data, where))
     except (ValueError, TypeError, IndexError, KeyError, OverflowError) as error:
         raise CheckpointError(f"{where} is no pickled state dict: {error!s:.200}") from error
     if not isinstance(value, dict):
@@ -91,16 +96,29 @@ def read_state_dict(data: bytes, where: str) -> dict[str, StridedView]:
     return value
 
 
-def _opcodes(data: bytes) -> Iterator[tuple[str, Any]]:
-    return ((opcode.name, argument) for opcode, argument, _ in pickletools.genops(data))
+def _opcodes(data: bytes, where: str) -> Iterator[tuple[str, Any]]:
+    """Opcodes up to the first STOP; one that is not on the list is refused before it is read."""
+    stream = BytesIO(data)
+    while code := stream.read(1):
+        opcode = _BY_CODE.get(code)
+        if opcode is None:
+            raise ValueError(f"no opcode is {code!r}")
+        if opcode.name not in OPCODES:
+            raise CheckpointError(_refused(where, f"the opcode {opcode.name}"))
+        if opcode.name == "GLOBAL":
+            yield opcode.name, _read_global(stream, where)
+        else:
+            yield opcode.name, None if opcode.arg is None else opcode.arg.reader(stream)
+        if opcode.name == "STOP":
+            return
 
 
-def _check_opcodes(data: bytes, where: str) -> None:
-    for name, argument in _opcodes(data):
-        if name not in OPCODES:
-            raise CheckpointError(_refused(where, f"the opcode {name}"))
-        if name == "GLOBAL" and argument not in GLOBALS:
-            raise CheckpointError(_refused(where, f"{argument!r:.200}"))
+def _read_global(stream: BytesIO, where: str) -> str:
+    """Two lines as they are: `pickletools` would look for escapes in them."""
+    name = b" ".join(stream.readline().removesuffix(b"\n") for _ in range(2)).decode("latin-1")
+    if name not in GLOBALS:
+        raise CheckpointError(_refused(where, f"{name!r:.200}"))
+    return name
 
 
 def _refused(where: str, what: str) -> str:
@@ -110,11 +128,11 @@ def _refused(where: str, what: str) -> str:
     )
 
 
-def _follow(data: bytes) -> Any:
+def _follow(opcodes: Iterator[tuple[str, Any]]) -> Any:
     """Follow opcodes that were checked. Raises ValueError and its like for a senseless order."""
     stack: list[Any] = []
     memo: dict[int, Any] = {}
-    for name, argument in _opcodes(data):
+    for name, argument in opcodes:
         if name in NUMBERS_AND_TEXT:
             stack.append(argument)
         elif name in CONSTANTS:

@@ -114,6 +114,15 @@ def test_broken_pickles_give_one_kind_of_error(data: st.DataObject) -> None:
         assert str(error).startswith("x")
 
 
+@pytest.mark.parametrize(
+    "name", [b"torch\n_ut\\ils", b"t\\orch._utils\n_rebuild_tensor_v2", b"torch"]
+)
+def test_names_are_compared_as_they_are(name: bytes) -> None:
+    """(In the middle one, what `pickletools` takes for an escape, and warns of.)"""
+    with pytest.raises(CheckpointError, match="x asks for 't"):
+        read_state_dict(b"\x80\x02c" + name + b"\n.", "x")
+
+
 VIEW = tensor("0", np.ones(3, np.float32))
 
 
