@@ -30,7 +30,7 @@ test: $(DEV)
 	$(RUN) -m pytest $(if $(filter-out 0,$(JOBS)),-n $(JOBS) --dist loadfile)
 
 soak: $(DEV)
-	SWIFTJAX_SOAK=1 $(RUN) -m pytest -m soak
+	SWIFTJAX_SOAK=1 $(RUN) -m pytest -m "soak or hypothesis" --timeout=3600
 
 check: lint types count test
 

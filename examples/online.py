@@ -53,6 +53,8 @@ async def main() -> None:
         )
         for question, text in zip(QUESTIONS, answers, strict=True):
             print(f"\n{question}\n  {text}")
+        while engine.stats().num_running:  # the engine hears of who left after its next step
+            await asyncio.sleep(0.01)
         print(f"\n{engine.stats()}")
     finally:
         await engine.close()

@@ -6,6 +6,7 @@ Compiled programs are kept in pytest's cache: most engines here run the same few
 import os
 import shutil
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -17,8 +18,14 @@ from swiftjax.converters.demo_model import resolve_model
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
-# How long an example takes says more about the machine than about the code.
-settings.register_profile("swiftjax", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# How long an example takes says more about the machine than about the code. A change is judged by
+# the same examples every time; `make soak` looks for new ones.
+settings.register_profile(
+    "swiftjax",
+    deadline=None,
+    derandomize="SWIFTJAX_SOAK" not in os.environ,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("swiftjax")
 # What a shell without job control starts with `&` ignores interrupts, and so would the commands
 # that tests start from here and interrupt.
@@ -43,6 +50,13 @@ def pytest_configure(config: pytest.Config) -> None:
         jax.config.update("jax_compilation_cache_dir", str(cache.mkdir(worker)))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forget_programs() -> Iterator[None]:
+    """What jax keeps of a file's functions it keeps for ever: gigabytes in the end, and slower."""
+    yield
+    jax.clear_caches()
 
 
 @pytest.fixture(scope="session")
