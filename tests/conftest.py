@@ -31,6 +31,9 @@ settings.load_profile("swiftjax")
 # that tests start from here and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# jax's simulation of a GPU lets threads of XLA's pool wait for each other. By default that has one
+# for each processor: too few, and a simulated kernel waits for ever.
+os.environ.setdefault("NPROC", str(max(16, os.cpu_count() or 1)))
 
 
 def pytest_configure(config: pytest.Config) -> None:
