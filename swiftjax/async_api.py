@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 from swiftjax.build import build_core
 from swiftjax.config import EngineConfig
-from swiftjax.engine.async_engine import AsyncEngine, ThreadLink
+from swiftjax.engine.async_engine import AsyncEngine
+from swiftjax.engine.engine_link import ThreadLink
 
 
 def start_async_engine(

@@ -13,7 +13,7 @@ from swiftjax import kernels
 from swiftjax.build_scheduler import choose_buckets, make_scheduler, prefix_salt
 from swiftjax.config import EngineConfig
 from swiftjax.converters.load import OpenCheckpoint, load_params
-from swiftjax.engine.batching import Buckets
+from swiftjax.engine.buckets import Buckets
 from swiftjax.engine.core import EngineCore
 from swiftjax.engine.limits import EngineLimits
 from swiftjax.engine.preemption import PreemptionCosts

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 
 from swiftjax.config import EngineConfig, SchedulerConfig, SessionLimits
-from swiftjax.engine.batching import Buckets, make_buckets, make_single_bucket
+from swiftjax.engine.buckets import Buckets, make_buckets, make_single_bucket
 from swiftjax.engine.kept_pages import KeptLimits
 from swiftjax.engine.page_pool import PagePool
 from swiftjax.engine.policies import victim_policy_for

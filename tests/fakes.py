@@ -10,7 +10,7 @@ import numpy as np
 
 from swiftjax.batch import NONE, Batch, PageMoves, Sampled
 from swiftjax.config import SchedulerConfig
-from swiftjax.engine.batching import make_buckets
+from swiftjax.engine.buckets import make_buckets
 from swiftjax.engine.core import EngineCore
 from swiftjax.engine.kept_pages import NOTHING_KEPT, KeptLimits
 from swiftjax.engine.limits import EngineLimits

@@ -12,7 +12,8 @@ from jaxtyping import Array
 from swiftjax import kernels
 from swiftjax.batch import Batch
 from swiftjax.config import SchedulerConfig
-from swiftjax.engine.batching import make_batch, make_buckets
+from swiftjax.engine.batching import make_batch
+from swiftjax.engine.buckets import make_buckets
 from swiftjax.engine.page_pool import PagePool
 from swiftjax.engine.request import GenerationConfig, Request
 from swiftjax.engine.rows import RowTable

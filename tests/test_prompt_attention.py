@@ -7,7 +7,8 @@ import pytest
 from swiftjax.batch import Sampled
 from swiftjax.build import build_core
 from swiftjax.config import EngineConfig
-from swiftjax.engine.batching import make_batch, make_buckets
+from swiftjax.engine.batching import make_batch
+from swiftjax.engine.buckets import make_buckets
 from swiftjax.engine.request import GenerationConfig
 from swiftjax.errors import InvalidRequestError, UnsupportedError
 from swiftjax.model.assembly import make_runner

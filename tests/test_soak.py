@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from swiftjax.engine.async_engine import AsyncEngine, ThreadLink
+from swiftjax.engine.async_engine import AsyncEngine
 from swiftjax.engine.core import EngineCore
+from swiftjax.engine.engine_link import ThreadLink
 from swiftjax.engine.preemption import PreemptionCosts
 from swiftjax.engine.request import GenerationConfig, RequestOptions
 from swiftjax.errors import InvalidRequestError

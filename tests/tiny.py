@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from swiftjax.config import SchedulerConfig
-from swiftjax.engine.batching import make_buckets
+from swiftjax.engine.buckets import make_buckets
 from swiftjax.engine.core import EngineCore
 from swiftjax.engine.limits import EngineLimits
 from swiftjax.engine.page_pool import PagePool

@@ -157,7 +157,8 @@ def _ask_server(address: str, generation: GenerationConfig, system: str | None) 
 
 def _start(config: EngineConfig, quiet: bool) -> "AsyncEngine":
     built = load_core(config, warm=True, quiet=quiet)
-    from swiftjax.engine.async_engine import AsyncEngine, ThreadLink
+    from swiftjax.engine.async_engine import AsyncEngine
+    from swiftjax.engine.engine_link import ThreadLink
 
     return AsyncEngine(ThreadLink(built.core), built.tokenizer, built.core.limits)
 

@@ -19,7 +19,6 @@ from swiftjax.engine.async_session import AsyncSession
 from swiftjax.engine.async_sessions import AsyncSessions
 from swiftjax.engine.core import CoreStats
 from swiftjax.engine.engine_link import EngineLink
-from swiftjax.engine.engine_link import ThreadLink as ThreadLink
 from swiftjax.engine.grammar import GrammarCompiler
 from swiftjax.engine.limits import EngineLimits
 from swiftjax.engine.link_messages import News

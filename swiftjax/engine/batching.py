@@ -1,12 +1,6 @@
-"""Turns a plan into a Batch of one of a few padded shapes. Padding lives only here.
-
-A decode bucket has one token per sequence (T == B); every other bucket is a mixed one with
-B == max_num_seqs and T > B.
-"""
+"""Turns a plan into a Batch of one of a few shapes (`buckets.py`). Padding lives only here."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from functools import partial
 from itertools import compress
 
 import numpy as np
@@ -15,107 +9,15 @@ from swiftjax.batch import (
     ALL_ALLOWED,
     SAMPLING_FIELDS,
     Batch,
-    BatchShape,
     TokenEdits,
     empty_batch,
     empty_edits,
 )
+from swiftjax.engine.buckets import Buckets
 from swiftjax.engine.plan import Plan
 from swiftjax.engine.results import scores_of
 from swiftjax.engine.rows import RowTable
 from swiftjax.engine.sequence import Sequence
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Buckets:
-    """The few shapes that steps are padded to, smallest first."""
-
-    decode: tuple[BatchShape, ...]
-    mixed: tuple[BatchShape, ...]
-    # In place of an equal one in `mixed` where the step is one prompt, from its first token on.
-    whole_prompt: BatchShape | None = None
-
-    @property
-    def all(self) -> tuple[BatchShape, ...]:
-        """Every shape that can occur: what a warm-up compiles."""
-        return (*self.decode, *self.mixed, *([self.whole_prompt] if self.whole_prompt else []))
-
-    def choose(
-        self,
-        num_tokens: int,
-        num_seqs: int,
-        *,
-        scores_prompt: bool = False,
-        whole_prompt: bool = False,
-    ) -> BatchShape:
-        """The smallest bucket that holds a step; prompts are scored in mixed ones only."""
-        is_decode = num_tokens == num_seqs and not scores_prompt
-        fitting = self.decode if is_decode and self.decode else self.mixed
-        shape = next(b for b in fitting if b.num_tokens >= num_tokens and b.num_seqs >= num_seqs)
-        special = self.whole_prompt if whole_prompt else None
-        return special if special and special.num_tokens == shape.num_tokens else shape
-
-    def with_whole_prompt(self) -> "Buckets":
-        """With a program of its own for a prompt that fills the largest bucket alone."""
-        return replace(self, whole_prompt=replace(self.mixed[-1], whole_prompt=True))
-
-
-def make_single_bucket(
-    *, max_num_seqs: int, max_num_batched_tokens: int, max_pages: int, streams: bool = False
-) -> Buckets:
-    """One shape for every step, decodes included: what a row gives never hangs on the batch."""
-    largest = max(max_num_batched_tokens, max_num_seqs + 1)
-    shape = BatchShape(
-        num_tokens=largest, num_seqs=max_num_seqs, max_pages=max_pages, streams=streams
-    )
-    return Buckets(decode=(), mixed=(shape,))
-
-
-def make_buckets(
-    *,
-    max_num_seqs: int,
-    max_num_batched_tokens: int,
-    max_pages: int,
-    min_decode: int = 1,
-    fine: bool = False,
-    streams: bool = False,
-) -> Buckets:
-    """Decode buckets double, except from 8 to 32; mixed ones shrink by 4 from the token budget.
-
-    `fine` makes more mixed buckets: padding costs a GPU more than another program does. The chunks
-    of long prompts fill the largest.
-    """
-    sizes = [max_num_seqs]
-    while sizes[-1] > min_decode:
-        half = 1 << ((sizes[-1] - 1).bit_length() - 1)
-        # Up to 32 rows a matrix product on a GPU takes as long as its weights take to be read.
-        sizes.append(max(min_decode, 8 if fine and half == 16 else half))
-    largest = max(max_num_batched_tokens, max_num_seqs + 1)
-    tokens = (_fine_sizes if fine else _coarse_sizes)(largest, max_num_seqs)
-    shape = partial(BatchShape, max_pages=max_pages, streams=streams)
-    return Buckets(
-        decode=tuple(shape(num_tokens=b, num_seqs=b) for b in reversed(sizes)),
-        mixed=tuple(
-            shape(num_tokens=t, num_seqs=max_num_seqs, long_chunks=t == largest)
-            for t in sorted(tokens)
-        ),
-    )
-
-
-def _coarse_sizes(largest: int, max_num_seqs: int) -> list[int]:
-    sizes = [largest]
-    while sizes[-1] // 4 > max_num_seqs and sizes[-1] // 4 >= 16:
-        sizes.append(sizes[-1] // 4)
-    return sizes
-
-
-def _fine_sizes(largest: int, max_num_seqs: int) -> list[int]:
-    """Halves down to room for as many prompt tokens as decodes; three quarters of small ones."""
-    least, sizes, size = max(2 * max_num_seqs, 128), [largest], largest
-    while size >= least:
-        sizes += [size, size * 3 // 4] if least < size <= 2048 else [size]
-        size //= 2
-    return sorted(size for size in set(sizes) if size >= least or size == largest)
 
 
 def make_batch(

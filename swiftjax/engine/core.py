@@ -13,7 +13,8 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from swiftjax.batch import Batch, PageMoves, Sampled
-from swiftjax.engine.batching import Buckets, make_batch
+from swiftjax.engine.batching import make_batch
+from swiftjax.engine.buckets import Buckets
 from swiftjax.engine.choices import ChoiceTable
 from swiftjax.engine.limits import EngineLimits
 from swiftjax.engine.observer import Nobody, Observer

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swiftjax.engine.batching import make_batch, make_buckets
+from swiftjax.engine.batching import make_batch
+from swiftjax.engine.buckets import make_buckets
 from swiftjax.engine.request import GenerationConfig
 from tests.fakes import make_fake_core, make_request
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from swiftjax.batch import BatchShape, empty_batch
-from swiftjax.engine.batching import make_buckets
+from swiftjax.engine.buckets import make_buckets
 from swiftjax.model.kv_cache import bytes_per_page
 from swiftjax.model.packing import pack, packed_sizes, unpack, unpack_sampling
 from tests.tiny import TINY, tiny_runner

@@ -17,8 +17,9 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from swiftjax.config import ReaderLimits, SessionLimits
-from swiftjax.engine.async_engine import AsyncEngine, ThreadLink
+from swiftjax.engine.async_engine import AsyncEngine
 from swiftjax.engine.core import EngineCore
+from swiftjax.engine.engine_link import ThreadLink
 from swiftjax.engine.kept_pages import KeptLimits
 from swiftjax.engine.step_meter import StepReport
 from swiftjax.engine.tokenizer import Tokenizer

@@ -11,7 +11,8 @@ import pytest
 
 from swiftjax.build import BuiltCore, build_core
 from swiftjax.config import EngineConfig
-from swiftjax.engine.async_engine import AsyncEngine, ThreadLink
+from swiftjax.engine.async_engine import AsyncEngine
+from swiftjax.engine.engine_link import ThreadLink
 from swiftjax.engine.tokenizer import Tokenizer
 from swiftjax.serving.keys import KeyEntry, KeyRing
 from swiftjax.serving.listeners import Listen, Listeners
