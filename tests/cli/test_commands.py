@@ -80,9 +80,13 @@ def test_ids_outside_the_vocabulary_are_2(cli: Cli, tiny: Path) -> None:
 def test_interrupt_is_130(tiny: Path) -> None:
     command = [*COMMAND, "generate", str(tiny), "hi", "--ignore-eos"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert process.stderr is not None and b"loading" in process.stderr.readline()
-    process.send_signal(signal.SIGINT)
-    stdout, stderr = process.communicate(timeout=60)
+    try:
+        assert process.stderr is not None and b"loading" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.communicate()
     assert (process.returncode, stdout) == (130, b"")
     assert b"interrupted" in stderr and b"Traceback" not in stderr
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -123,11 +122,13 @@ def test_lines_are_whole_after_a_kill(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", CRASH, str(path)], stdout=subprocess.PIPE, env=dict(os.environ)
     )
-    assert process.stdout is not None and process.stdout.readline() == b"ready\n"
-    while path.stat().st_size < 100_000:
-        assert process.poll() is None
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    try:
+        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+        while path.stat().st_size < 100_000:
+            assert process.poll() is None
+    finally:
+        process.kill()
+        process.communicate()
     *whole, rest = path.read_text().split("\n")
     assert rest == ""
     assert len([json.loads(line) for line in whole]) > 100

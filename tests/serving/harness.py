@@ -38,6 +38,8 @@ END_ID = 256
 LONG_ID = 257  # a token that writes LONG_TEXT
 LONG_TEXT = "☃" * 84
 VOCAB_SIZE = 258
+# Seconds to wait for what must come, but has no hurry: a machine may stand still.
+PATIENCE = 60.0
 TEMPLATE = "{% for m in messages %}{{ m['role'] }}:{{ m['content'] }};{% endfor %}"
 
 
@@ -168,12 +170,20 @@ async def serving(
             core.scheduler.check_integrity()
 
 
-async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], seconds: float = PATIENCE) -> None:
     """Wait for a condition; fail when it does not come true in time."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "the condition did not come true in time"
         await asyncio.sleep(0.001)
+
+
+def wait_until(condition: Callable[[], object], seconds: float = PATIENCE) -> None:
+    """Do the same where there is no event loop."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true in time"
+        time.sleep(0.01)
 
 
 def long_request(**fields: object) -> pb.GenerateRequest:

@@ -37,10 +37,12 @@ def run(body: Callable[[AsyncEngine], Awaitable[None]], **core: Any) -> None:
     async def main() -> None:
         fake = make_core(**core)
         engine = make_engine(fake)
-        await body(engine)
-        if engine.is_alive:
-            await until(lambda: engine.stats().num_free_pages == engine.stats().num_pages)
-        await engine.close()
+        try:
+            await body(engine)
+            if engine.is_alive:
+                await until(lambda: engine.stats().num_free_pages == engine.stats().num_pages)
+        finally:
+            await engine.close()
         assert not any(t.name == "swiftjax-engine" for t in threading.enumerate())
 
     asyncio.run(main())

@@ -27,9 +27,12 @@ class ServerThread:
         self._ready.wait()
 
     async def _run(self) -> None:
-        async with serving(make_core(delay=0.005)) as self.service:
-            self._ready.set()
-            await self._stop.wait()
+        try:
+            async with serving(make_core(delay=0.005)) as self.service:
+                self._ready.set()
+                await self._stop.wait()
+        finally:
+            self._ready.set()  # who waits for a server that cannot be is to be told
 
     def close(self) -> None:
         """Stop and wait."""

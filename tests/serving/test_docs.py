@@ -35,7 +35,7 @@ class Server:
         self.lines: list[str] = []
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         self._process = subprocess.Popen(command, text=True, **pipes, **settings)
-        self._reader = threading.Thread(target=self._read)
+        self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def _read(self) -> None:

@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -16,6 +15,8 @@ from swiftjax.serving import server
 from swiftjax.serving.client import Client
 from swiftjax.serving.listeners import Listen, Listeners
 from swiftjax.serving.served import Served
+from tests.serving.harness import PATIENCE
+from tests.serving.harness import wait_until as until
 from tests.serving.http.test_process import Server, running
 
 NUM_TOKENS = 50
@@ -26,14 +27,6 @@ def ask(client: Client, count: int = NUM_TOKENS) -> str:
     """A whole answer."""
     config = GenerationConfig(max_new_tokens=count)
     return "".join(delta.text for delta in client.generate(text=" ", config=config))
-
-
-def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
-    """Wait for a condition; fail when it does not come true in time."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        time.sleep(0.01)
 
 
 def engine_pids(server: Server) -> list[int]:
@@ -66,7 +59,7 @@ def test_p5_a_killed_engine_is_unavailable_at_once_and_then_replaced() -> None:
                 ask(client)
             assert web.get("/ready").status_code == 503
             assert web.get("/health").status_code == 200
-            client.wait_until_serving(10.0)
+            client.wait_until_serving(PATIENCE)
             # The same ports, and the first engine left nothing.
             assert ask(client) == ANSWER
             assert web.post("/v1/completions", json={"prompt": " ", "max_tokens": 3}).json()
@@ -75,17 +68,17 @@ def test_p5_a_killed_engine_is_unavailable_at_once_and_then_replaced() -> None:
             assert is_gone(engine_pids(server)[0])
             # No third engine: whoever watches the server is to decide.
             os.kill(engine_pids(server)[1], signal.SIGKILL)
-            assert server.process.wait(5) == 1
+            assert server.process.wait(PATIENCE) == 1
 
 
 def test_an_engine_that_breaks_is_replaced_too_and_its_trace_is_in_the_log() -> None:
     with running("--apart", "--die-after", 10, "--max-restarts", 1) as server:
         with Client(server.grpc) as client:
             for _ in range(2):
-                client.wait_until_serving(10.0)
+                client.wait_until_serving(PATIENCE)
                 with pytest.raises(NotReadyError, match="RuntimeError"):
                     ask(client)
-        assert server.process.wait(5) == 1
+        assert server.process.wait(PATIENCE) == 1
         assert server.end().count("RuntimeError: broken on purpose\n") == 2
 
 
@@ -97,7 +90,7 @@ def test_p4_signal_to_all_processes_drains_an_engine_apart() -> None:
             ask(client, 5)
             os.killpg(server.process.pid, signal.SIGTERM)
             assert [answer.result() for answer in answers] == [ANSWER] * 50
-        assert server.process.wait(10) == 0
+        assert server.process.wait(PATIENCE) == 0
         assert all(map(is_gone, engine_pids(server)))
 
 

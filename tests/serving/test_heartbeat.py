@@ -20,9 +20,10 @@ from swiftjax.serving.heartbeat import watch_heartbeat
 from swiftjax.serving.proto import swiftjax_pb2 as pb
 from swiftjax.serving.proto import swiftjax_pb2_grpc as pb_grpc
 from swiftjax.serving.served import Served
-from tests.serving.harness import status_of
+from tests.serving.harness import PATIENCE, status_of
+from tests.serving.harness import wait_until as until
 from tests.serving.http.test_process import Server, running
-from tests.serving.test_engine_restart import ANSWER, ask, engine_pids, is_gone, until
+from tests.serving.test_engine_restart import ANSWER, ask, engine_pids, is_gone
 
 
 def is_serving(server: Server) -> bool:
@@ -81,13 +82,13 @@ def test_p5_an_engine_that_stays_silent_is_killed_and_replaced() -> None:
         until(lambda: engine_pids(server))
         with ThreadPoolExecutor(1) as pool:
             for num_engines, count in (1, 4000), (2, 10):
-                client.wait_until_serving(10.0)
+                client.wait_until_serving(PATIENCE)
                 if num_engines == 2:  # stopped before its step hangs
                     os.kill(engine_pids(server)[1], signal.SIGSTOP)
                 with pytest.raises(NotReadyError, match=r"SIGKILL|started again"):
                     pool.submit(ask, client, count).result(3.0)
                 assert is_gone(engine_pids(server)[num_engines - 1])
-        client.wait_until_serving(10.0)
+        client.wait_until_serving(PATIENCE)
         assert ask(client, 10) == ANSWER[:10]
         assert len(engine_pids(server)) == 3
         samples = web.get("/metrics").text

@@ -16,9 +16,10 @@ from swiftjax.serving.proto import swiftjax_pb2 as pb
 from swiftjax.serving.proto import swiftjax_pb2_grpc as pb_grpc
 from swiftjax.serving.reloading import Reloading
 from swiftjax.serving.served import Served
-from tests.serving.harness import make_core, make_engine, serving, status_of
+from tests.serving.harness import PATIENCE, make_core, make_engine, serving, status_of
+from tests.serving.harness import wait_until as until
 from tests.serving.http.test_process import running
-from tests.serving.test_engine_restart import ask, engine_pids, until
+from tests.serving.test_engine_restart import ask, engine_pids
 
 
 def reload(
@@ -58,7 +59,7 @@ def test_weights_change_between_calls_and_stay_changed_after_a_restart() -> None
 
         os.kill(engine_pids(server)[0], signal.SIGKILL)
         until(lambda: len(engine_pids(server)) == 2)
-        client.wait_until_serving(10.0)
+        client.wait_until_serving(PATIENCE)
         assert ask(client, 4) == '"$&('
         assert reload(channel, "").version == "doubled:3"
         with server.client() as web:

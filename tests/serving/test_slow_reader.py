@@ -46,9 +46,11 @@ def run(
     async def main() -> None:
         readers = ReaderLimits(max_unread_tokens=LIMIT, max_paused_seconds=max_paused_seconds)
         engine = make_engine(make_core(**core), readers)
-        await body(engine)
-        await until(lambda: engine.stats().num_free_pages == engine.stats().num_pages)
-        await engine.close()
+        try:
+            await body(engine)
+            await until(lambda: engine.stats().num_free_pages == engine.stats().num_pages)
+        finally:
+            await engine.close()
 
     asyncio.run(main())
 

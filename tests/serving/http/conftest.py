@@ -56,24 +56,28 @@ def addresses(demo_checkpoint: Path) -> Iterator[Addresses]:
     loops: list[asyncio.AbstractEventLoop] = []
 
     async def serve() -> None:
+        loops.append(asyncio.get_running_loop())
         engine = AsyncEngine(ThreadLink(built.core), built.tokenizer, built.core.limits)
         other = copy.copy(engine)
         other.tokenizer = Tokenizer(built.tokenizer.files, chat_template=TOOLS_TEMPLATE)
         ports = [await listen(built, engine), await listen(built, other)]
         found.extend(port.http.address for port in ports if port.http is not None)
-        loops.append(asyncio.get_running_loop())
         ready.set()
         await stop.wait()
         for port in ports:
             await port.stop()
         await engine.close()
 
-    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    # A daemon: the end of the tests does not wait for one that hangs.
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
     thread.start()
-    assert ready.wait(60)
-    yield Addresses(*found)
-    loops[0].call_soon_threadsafe(stop.set)
-    thread.join(30)
+    try:
+        assert ready.wait(60)
+        yield Addresses(*found)
+    finally:
+        for loop in loops:
+            loop.call_soon_threadsafe(stop.set)
+        thread.join(30)
 
 
 async def listen(built: BuiltCore, engine: AsyncEngine) -> Listeners:
