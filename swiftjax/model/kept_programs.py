@@ -22,7 +22,7 @@ import jax.monitoring
 from jax.experimental.serialize_executable import deserialize_and_load, serialize
 
 from swiftjax.disk import is_private
-from swiftjax.model.surroundings import surroundings
+from swiftjax.model.surroundings import settings, surroundings
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ class KeptPrograms:
         return found
 
     def _key(self, described: str, program: Program) -> str:
-        text = "\n".join([self._surroundings, described, program.describe()])
+        text = "\n".join([self._surroundings, settings(), described, program.describe()])
         return hashlib.sha256(text.encode()).hexdigest()
 
     def _load(self, key: str, program: Program) -> jax.stages.Compiled | None:

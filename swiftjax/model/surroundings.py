@@ -1,6 +1,6 @@
 """Everything outside a function and its arguments that shapes the program compiled from it.
 
-Our own sources, what is installed, the device, its driver, jax's settings and the environment.
+Our own sources, what is installed, the device, its driver, the environment; and jax's settings.
 When in doubt something is part of it: programs made again cost seconds, a wrong one is wrong.
 Called by `kept_programs.py`.
 """
@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import jax
+import jaxlib.version
 
 import swiftjax
 
@@ -21,8 +22,8 @@ logger = logging.getLogger(__name__)
 
 PACKAGE = Path(__file__).resolve().parent.parent
 # Of variables that compilers and their libraries read.
-PREFIXES = ("CUBLAS", "CUDA", "CUDNN", "JAX", "LIBTPU", "LLVM", "MOSAIC", "NVIDIA", "TF_", "TRITON",
-            "XLA")  # fmt: skip
+PREFIXES = ("CUBLAS", "CUDA", "CUDNN", "JAX", "LD_", "LIBTPU", "LLVM", "MOSAIC", "NVIDIA", "TF_",
+            "TRITON", "XLA")  # fmt: skip
 # Where programs are looked for; not what they are.
 PLACES = ("jax_compilation_cache_dir",)
 # A file changed so soon before it was imported may have been imported in its older form.
@@ -30,7 +31,7 @@ SETTLED_SECONDS = 30
 
 
 def surroundings() -> str | None:
-    """All of it as text; None while the sources are being changed.
+    """All of it but the settings as text; None while the sources are being changed.
 
     Uses the default device. What a caller of this package replaced in its modules is not seen.
     """
@@ -42,15 +43,21 @@ def surroundings() -> str | None:
     parts = {
         "sources": sources,
         "python": sys.version,
+        # As imported; what is installed may have been replaced since.
+        "imported": (jax.__version__, jaxlib.version.__version__),
         "installed": list(_installed()),
         "device": (device.platform, device.id, device.device_kind),
         "client": (device.client.platform_version, device.client.runtime_type),
         "host": (platform.platform(), os.cpu_count(), _processor()),
         "driver": _read("/proc/driver/nvidia/version"),
-        "jax": {k: v for k, v in sorted(jax.config.values.items()) if k not in PLACES},
         "environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith(PREFIXES)},
     }
     return repr(parts)
+
+
+def settings() -> str:
+    """What jax is told now, and in this thread: asked for every program, since it may change."""
+    return repr([(k, v) for k, v in sorted(jax.config.values.items()) if k not in PLACES])
 
 
 def source_hash(package: Path, settled_before: float) -> str | None:

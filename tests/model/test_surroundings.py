@@ -1,6 +1,8 @@
 """What kept programs are made from, and where they are kept."""
 
 import dataclasses
+import os
+import struct
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -50,27 +52,53 @@ def test_only_private_folders_are_used(
     assert open_kept(folder) is None
 
 
+def make_group_folder(
+    at: Path, patch: pytest.MonkeyPatch, name: str = "ann", members: tuple[str, ...] = (),
+    others: tuple[str, ...] = (),
+) -> Path:  # fmt: skip
+    """One that a group may write to; it is the first group of ann and of `others`."""
+    folder = at / "cache"
+    folder.mkdir()
+    folder.chmod(0o775)
+    group, gid = SimpleNamespace(gr_name=name, gr_mem=members), folder.stat().st_gid
+    users = [SimpleNamespace(pw_name=user, pw_gid=gid) for user in ("ann", *others)]
+    patch.setattr(disk.grp, "getgrgid", lambda gid: group)
+    patch.setattr(disk.pwd, "getpwuid", lambda uid: users[0])
+    patch.setattr(disk.pwd, "getpwall", lambda: [*users, SimpleNamespace(pw_name="x", pw_gid=-2)])
+    return folder
+
+
 @pytest.mark.parametrize(
-    ("name", "members", "is_private"),
-    [("ann", [], True), ("ann", ["ann"], True), ("ann", ["bob"], False), ("staff", [], False)],
-)
+    ("name", "members", "others", "is_private"),
+    [("ann", (), (), True), ("ann", ("ann",), (), True), ("ann", ("bob",), (), False),
+     ("ann", (), ("bob",), False), ("staff", (), (), False)],
+)  # fmt: skip
 def test_a_group_of_ones_own_may_write(
     tmp_path: Path,
     name: str,
-    members: list[str],
+    members: tuple[str, ...],
+    others: tuple[str, ...],
     is_private: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Where every user has one and the umask is 002, every folder is writable by it."""
-    folder = tmp_path / "cache"
-    folder.mkdir()
-    folder.chmod(0o775)
-    group = SimpleNamespace(gr_name=name, gr_mem=members)
-    user = SimpleNamespace(pw_name="ann", pw_gid=folder.stat().st_gid)
-    monkeypatch.setattr(disk.grp, "getgrgid", lambda gid: group)
-    monkeypatch.setattr(disk.pwd, "getpwuid", lambda uid: user)
+    folder = make_group_folder(tmp_path, monkeypatch, name, members, others)
     assert disk.is_private(folder) == is_private
     folder.chmod(0o777)
+    assert not disk.is_private(folder)
+
+
+def test_a_list_of_other_users_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The group's bits then stand for the most that anybody on it may do."""
+    folder = make_group_folder(tmp_path, monkeypatch)
+    nobody, none = 65534, 2**32 - 1
+    entries = [(1, 7, none), (2, 7, nobody), (4, 5, none), (16, 7, none), (32, 0, none)]
+    packed = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+    try:
+        os.setxattr(folder, "system.posix_acl_access", packed)
+    except OSError:
+        pytest.skip("this file system has no access lists")
+    assert folder.stat().st_mode & 0o777 == 0o770
     assert not disk.is_private(folder)
 
 
@@ -98,14 +126,14 @@ def test_sources_that_change_change_the_key(tmp_path: Path) -> None:
     assert source_hash(tmp_path, one.parent.stat().st_ctime - 10) is None
 
 
-def test_flags_and_settings_change_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_and_versions_change_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swiftjax.model.surroundings.source_hash", lambda *_: "sources")
     before = surroundings()
     assert before is not None and before == surroundings() and jax.__version__ in before
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=false")
     flagged = surroundings()
-    with jax.default_matmul_precision("highest"):
-        assert len({before, flagged, surroundings()}) == 3
+    monkeypatch.setattr(jax, "__version__", "what was imported before it was replaced")
+    assert len({before, flagged, surroundings()}) == 3
 
 
 def test_nothing_is_kept_where_the_user_chose_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
