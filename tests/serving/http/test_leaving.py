@@ -11,6 +11,7 @@ import pytest
 
 from swiftjax.config import ReaderLimits
 from swiftjax.serving import patience
+from swiftjax.serving.http.protocol import MAX_AHEAD, HttpProtocol
 from swiftjax.serving.merging import merge
 from tests.serving.harness import VOCAB_SIZE, make_core, until
 from tests.serving.http.harness import HttpService, Json, run, serving
@@ -62,6 +63,27 @@ def test_b050_client_gone_before_its_answer_began(queued: bool, stream: bool) ->
         await assert_work_stops(service, service.num_steps)
 
     run(body, delay=STEP, max_num_seqs=1 if queued else 4)
+
+
+@pytest.mark.parametrize(("stream", "num_ahead"), [(False, MAX_AHEAD - 1), (True, 1)])
+def test_b050_client_gone_that_had_sent_other_requests_ahead(stream: bool, num_ahead: int) -> None:
+    async def body(service: HttpService) -> None:
+        assert service.listeners.http is not None
+        _, writer = await asyncio.open_connection("127.0.0.1", service.listeners.http.port)
+        content = json.dumps(LONG | {"stream": stream}).encode()
+        head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        writer.write(f"{head}content-length: {len(content)}\r\n\r\n".encode() + content)
+        await until(lambda: service.engine.stats().num_running == 1)
+        [connection] = service.listeners.http._server.server_state.connections
+        assert isinstance(connection, HttpProtocol)
+        for count in range(1, num_ahead + 1):
+            writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            await until(lambda count=count: len(connection.pipeline) == count)
+        writer.transport.abort()
+        await assert_work_stops(service, service.num_steps)
+        writer.close()
+
+    run(body, delay=STEP)
 
 
 def test_b050_normal_finishes_send_no_abort(monkeypatch: pytest.MonkeyPatch) -> None:

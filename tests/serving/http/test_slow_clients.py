@@ -1,6 +1,7 @@
 """Clients that send too slowly, or take nothing: their connections are given back."""
 
 import asyncio
+import contextlib
 import socket
 import sys
 import time
@@ -61,6 +62,62 @@ def test_an_answer_is_not_cut_off_by_the_slow_head_of_the_next_request(
             writer.write(HEAD)
             answer = await asyncio.wait_for(reader.read(), 5.0)  # then the connection is closed
             assert answer.startswith(b"HTTP/1.1 200") and b'"completion_tokens":40' in answer
+            writer.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("rest", [b"x", b"xy", b"xyGET"], ids=["a part", "all", "more"])
+def test_a_connection_ends_when_nothing_follows_the_rest_of_an_answered_body(
+    monkeypatch: pytest.MonkeyPatch, rest: bytes
+) -> None:
+    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.3)
+
+    async def main() -> None:
+        async with serving(make_core()) as service:
+            reader, writer = await connect(service)
+            writer.write(HEAD + b"content-length: 2\r\n\r\n")
+            answer = await reader.readuntil(b"}")  # before the body has come
+            assert answer.startswith(b"HTTP/1.1 200")
+            writer.write(rest)
+            assert await asyncio.wait_for(reader.read(), 2.0) == b""
+            writer.close()
+
+    asyncio.run(main())
+
+
+def test_the_rest_of_an_answered_body_is_not_waited_for_byte_by_byte(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.3)
+
+    async def main() -> None:
+        async with serving(make_core()) as service:
+            reader, writer = await connect(service)
+            writer.write(HEAD + b"content-length: 1000\r\n\r\n")
+            await reader.readuntil(b"}")
+            begun = time.monotonic()
+            while not reader.at_eof():
+                assert time.monotonic() - begun < 2.0
+                writer.write(b"x")
+                with contextlib.suppress(TimeoutError, ConnectionError):
+                    await asyncio.wait_for(reader.read(1), 0.05)
+            writer.close()
+
+    asyncio.run(main())
+
+
+def test_a_body_that_comes_behind_its_answer_ends_nothing() -> None:
+    async def main() -> None:
+        async with serving(make_core()) as service:
+            reader, writer = await connect(service)
+            for _ in range(3):
+                writer.write(HEAD + b"content-length: 100000\r\n\r\n")
+                answer = await reader.readuntil(b"}")
+                assert answer.startswith(b"HTTP/1.1 200")
+                for _ in range(4):
+                    writer.write(b"x" * 25_000)
+                    await asyncio.sleep(0.01)
             writer.close()
 
     asyncio.run(main())
