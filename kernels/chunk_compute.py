@@ -24,8 +24,11 @@ from swiftjax.kernels.chunk_work import (
     is_seen,
 )
 
-# Instead of -inf, whose difference to itself is no number: where a trip shows a row no key at all.
-UNSEEN = -1e30
+# The score of a key that a row must not see, and the highest of a row that saw none yet. Not -inf,
+# whose difference to itself is no number; and not of one size: multiplied and subtracted by one
+# instruction, equal numbers differ by what the product's rounding took, and 2 to the power of 1e21
+# is inf.
+UNSEEN, LOWEST = -3e38, -1e30
 LOG2_E = 1.4426950408889634
 
 
@@ -39,7 +42,7 @@ def compute(arguments: Arguments, shared: Shared, work: Work, done: Any, chunks:
     _mosaic.wait(shared.q_is_there.at[warpgroup])
     state = (
         _mosaic.matrix(jnp.zeros((ROWS, head_dim), jnp.float32)),
-        _mosaic.column(jnp.full((ROWS,), UNSEEN, jnp.float32)),
+        _mosaic.column(jnp.full((ROWS,), LOWEST, jnp.float32)),
         _mosaic.column(jnp.zeros((ROWS,), jnp.float32)),
     )
     # The second one begins when the first has its first scores.
@@ -67,7 +70,7 @@ def _trip(
     _mosaic.arrive(shared.keys_are_free.at[stage])
     if is_masked:
         scores = jnp.where(is_seen(work, trip, chunks), scores, UNSEEN)
-    # Scaled where that and the difference are one instruction, from jax 0.11 on.
+    # Scaled where that and the difference become one instruction.
     scale = chunks.scale * LOG2_E
     before, highest = highest, jnp.maximum(highest, scores.max(axis=1) * scale)
     weight = jnp.exp2(scores * scale - _over_columns(highest, BLOCK_K))

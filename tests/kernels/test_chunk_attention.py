@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from swiftjax.kernels import _mosaic, ragged_attention
-from swiftjax.kernels.chunk_attention import can_attend_chunks
+from swiftjax.kernels.chunk_attention import HEAD_DIMS, can_attend_chunks
+from swiftjax.kernels.chunk_compute import LOG2_E, LOWEST, UNSEEN
 from tests.kernels.attention_case import AttentionCase, Shape, make_case, relative_error
 
 SHAPES = {
@@ -49,6 +50,20 @@ def test_chunks_equal_dense(name: str) -> None:
 def test_steps_of_odd_sizes_are_left_to_triton(num_tokens: int, knows: bool) -> None:
     q, pages = (jnp.zeros(s, jnp.bfloat16) for s in ((num_tokens, 2, 128), (9, 2, 64, 128)))
     assert can_attend_chunks(q, pages, None) == knows
+
+
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_unseen_keys_weigh_nothing_however_they_are_scaled(head_dim: int) -> None:
+    """Multiplied and subtracted one after the other, or at once as on a card: there not rounded.
+
+    Under a window a row may see no key of its first trip.
+    """
+    scale = np.float32(head_dim**-0.5 * LOG2_E)
+    rounded = np.float32(UNSEEN) * scale
+    highest = max(np.float32(LOWEST), rounded)
+    exact = float(np.float32(UNSEEN)) * float(scale)
+    for product in (float(rounded), exact):
+        assert np.exp2(product - float(highest)) == 0
 
 
 def test_two_programs_share_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
