@@ -82,7 +82,10 @@ def round_rows(
 
 
 def rows_by_kernel(rows: Rows, dtype: DTypeLike) -> RoundedRows:
-    """Run the Triton implementation: one program a row."""
+    """Run the Triton implementation: one program a row.
+
+    A GPU's maximum passes over NaN, which gives a finite code there.
+    """
     source = _source_of(rows)
     first = source.arrays[0]
     num_rows, width = first.shape[0], first.shape[1] // source.parts
