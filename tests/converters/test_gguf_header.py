@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from swiftjax.converters.gguf_header import read_header
 from swiftjax.converters.load import load_checkpoint
 from swiftjax.errors import CheckpointError, SwiftJaxError
+from tests.stalls import tried_again_after_stalls
 from tests.tiny_checkpoints import tiny_config, tiny_tensors
 from tests.tiny_gguf import write_gguf
 
@@ -98,6 +99,7 @@ F32, Q8_0 = 0, 8
         (head(2, 0) + info(b"t", (0,), F32, 0) * 2 + bytes(64), "occurs twice"),
     ],
 )
+@tried_again_after_stalls
 def test_broken_headers(tmp_path: Path, data: bytes, message: str) -> None:
     path = tmp_path / "x.gguf"
     path.write_bytes(data)

@@ -14,6 +14,7 @@ from swiftjax.engine.chat_messages import check_messages
 from swiftjax.engine.chat_template import ChatTemplate
 from swiftjax.engine.tokenizer import Tokenizer
 from swiftjax.errors import InvalidRequestError, UnsupportedError
+from tests.stalls import tried_again_after_stalls
 from tests.tiny_tokenizers import byte_level_files
 
 FOLDER = Path(__file__).parent / "chat_templates"
@@ -218,6 +219,7 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("name", BOMBS)
+@tried_again_after_stalls
 def test_p12_b070_bomb(name: str) -> None:
     """Every bomb ends in an error in under 2 s, and not the process."""
     start = time.monotonic()

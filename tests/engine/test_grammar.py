@@ -17,6 +17,7 @@ from swiftjax.engine.request import GenerationConfig
 from swiftjax.errors import InvalidRequestError
 from tests.fakes import FakePending, FakeRunner, make_fake_core
 from tests.serving.harness import END_ID, VOCAB_SIZE, byte_tokenizer
+from tests.stalls import tried_again_after_stalls
 
 NUM_SCHEMAS = 1000
 MAX_TOKENS = 200
@@ -207,6 +208,7 @@ def test_constrained_rows_keep_to_themselves_and_outlive_preemption() -> None:
         ("grammar", 'x: "a"'), ("grammar", 'start: "a" | b'), ("grammar", "%%%"),
     ],
 )  # fmt: skip
+@tried_again_after_stalls
 def test_b067_broken_constraints_are_refused_soon(kind: Any, text: str) -> None:
     started = time.monotonic()
     with pytest.raises(InvalidRequestError, match=kind) as caught:
@@ -218,6 +220,7 @@ def test_b067_broken_constraints_are_refused_soon(kind: Any, text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["(a{1,60000}){1,60000}", "(a|aa|aaa|.{0,2000}){0,2000}b", "(.*a){40}"]
 )
+@tried_again_after_stalls
 def test_b067_masks_of_a_hostile_regex_are_bounded(text: str) -> None:
     """They are found step by step, and not by way of an automaton of any size."""
     started = time.monotonic()

@@ -17,6 +17,7 @@ from swiftjax.serving.proto import swiftjax_pb2_grpc as pb_grpc
 from tests.serving.harness import (
     LONG_ID,
     LONG_TEXT,
+    PATIENCE,
     Service,
     join,
     long_request,
@@ -25,6 +26,7 @@ from tests.serving.harness import (
     status_of,
     until,
 )
+from tests.stalls import tried_again_after_stalls
 
 STEP = 0.05  # long enough that a message travels within one step on a busy machine
 MAX_STEPS = 2
@@ -51,6 +53,7 @@ async def assert_work_stops(service: Service, num_steps: int) -> None:
 
 @pytest.mark.parametrize("queued", [False, True], ids=["running", "queued"])
 @pytest.mark.parametrize("way", ["cancel", "close the channel"])
+@tried_again_after_stalls
 def test_b058_b050_client_that_leaves_frees_its_pages(queued: bool, way: str) -> None:
     async def body(service: Service) -> None:
         ahead = service.stub.Generate(long_request())
@@ -73,6 +76,7 @@ def test_b058_b050_client_that_leaves_frees_its_pages(queued: bool, way: str) ->
 
 
 @pytest.mark.parametrize("queued", [False, True], ids=["running", "queued"])
+@tried_again_after_stalls
 def test_p8_b058_deadline_stops_the_work(queued: bool) -> None:
     async def body(service: Service) -> None:
         ahead = service.stub.Generate(long_request())
@@ -191,6 +195,7 @@ def test_b058_one_byte_over_the_limit() -> None:
     run(body, delay=0.0)
 
 
+@tried_again_after_stalls
 def test_slow_reader_stalls_nobody() -> None:
     async def body(service: Service) -> None:
         slow = service.stub.Generate(long_request())
@@ -220,7 +225,7 @@ def test_engine_that_dies_ends_every_stream(monkeypatch: pytest.MonkeyPatch) -> 
             assert "RuntimeError" in details and "secret" not in details
         engine: AsyncEngine = service.engine
         assert not engine.is_alive
-        await asyncio.wait_for(engine.wait_ended(), 1)
+        await asyncio.wait_for(engine.wait_ended(), PATIENCE)
         code, _ = await status_of(service.stub.Generate(long_request()))
         assert code == grpc.StatusCode.UNAVAILABLE
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import uuid
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +14,7 @@ from swiftjax.serving.client import Client
 from swiftjax.serving.options import read_generation_config, write_options
 from swiftjax.serving.proto import swiftjax_pb2 as pb
 from tests.serving.harness import END_ID, VOCAB_SIZE, Service, make_core, serving, until
+from tests.stalls import tried_again_after_stalls
 
 
 class ServerThread:
@@ -215,8 +217,10 @@ def test_options_over_their_limits_are_refused(client: Client) -> None:
             read_generation_config(pb.GenerateRequest(output=output))
 
 
+@tried_again_after_stalls
 def test_options_reach_the_engine(client: Client) -> None:
-    options = RequestOptions(time_limit=0.2, client_id="me", cache_salt="mine")
+    salt = uuid.uuid4().hex  # nothing is cached yet
+    options = RequestOptions(time_limit=0.2, client_id="me", cache_salt=salt)
     config = GenerationConfig(max_new_tokens=4000, ignore_eos=True)
     for cached in (0, 8):
         last = list(client.generate(text="abcdefghijk", config=config, options=options))[-1]

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from tests.environments import ROOT, programs_of
+from tests.serving.harness import PATIENCE
 from tests.serving.http.test_smg import PACKAGE, free_port
 
 PAGE = ROOT / "docs" / "serving.md"
@@ -45,7 +46,7 @@ class Server:
 
     def wait_for(self, text: str) -> None:
         """Return when it has said this."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE
         while not any(text in line for line in self.lines):
             alive = self._process.poll() is None and time.monotonic() < deadline
             assert alive, "".join(self.lines)
@@ -82,7 +83,7 @@ class Terminal:
             return
         start = ["bash", "-euo", "pipefail", "-c"] if language == "sh" else [sys.executable, "-c"]
         done = subprocess.run(
-            [*start, self._place(text)], timeout=90, text=True, check=False,
+            [*start, self._place(text)], timeout=300, text=True, check=False,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **self._settings,
         )  # fmt: skip
         assert done.returncode == 0, f"{text}\n{done.stdout}"

@@ -18,6 +18,7 @@ from swiftjax.serving.served import Served
 from tests.serving.harness import PATIENCE
 from tests.serving.harness import wait_until as until
 from tests.serving.http.test_process import Server, running
+from tests.stalls import tried_again_after_stalls
 
 NUM_TOKENS = 50
 ANSWER = "".join(chr(33 + i) for i in range(NUM_TOKENS))
@@ -43,6 +44,7 @@ def is_gone(pid: int) -> bool:
         return True
 
 
+@tried_again_after_stalls
 def test_p5_a_killed_engine_is_unavailable_at_once_and_then_replaced() -> None:
     with running("--apart", "--max-restarts", 1) as server, Client(server.grpc) as client:
         until(lambda: engine_pids(server))
@@ -94,6 +96,7 @@ def test_p4_signal_to_all_processes_drains_an_engine_apart() -> None:
         assert all(map(is_gone, engine_pids(server)))
 
 
+@tried_again_after_stalls
 def test_a_killed_server_leaves_no_engine_behind() -> None:
     with running("--apart") as server:
         until(lambda: engine_pids(server))
@@ -102,6 +105,7 @@ def test_a_killed_server_leaves_no_engine_behind() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@tried_again_after_stalls
 def test_a_server_that_ends_while_its_engine_loads_leaves_none_behind(number: int) -> None:
     with running("--apart", "--load-seconds", 60, num_lines=0) as server:
         children = f"/proc/{server.process.pid}/task/{server.process.pid}/children"

@@ -22,6 +22,7 @@ from tests.serving.harness import (
     status_of,
     until,
 )
+from tests.stalls import tried_again_after_stalls
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 
@@ -160,6 +161,7 @@ def test_b069_huge_max_new_tokens_ends_at_the_context(count: int) -> None:
         {"text": "x" * 512},
     ],
 )
+@tried_again_after_stalls
 def test_b069_values_out_of_range_are_refused_at_once(bad: Any) -> None:
     fields = bad if "token_ids" in bad or "chat" in bad else {"text": "a"} | bad
 
@@ -244,6 +246,7 @@ def test_full_queue_is_resource_exhausted_with_a_time_to_wait() -> None:
     run(body, delay=0.01, max_num_seqs=1, max_queue_len=2)
 
 
+@tried_again_after_stalls
 def test_time_limit_ends_with_what_there_is() -> None:
     async def body(service: Service) -> None:
         stop = pb.StopOptions(max_new_tokens=4000, ignore_eos=True)

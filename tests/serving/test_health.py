@@ -17,7 +17,15 @@ from swiftjax.serving.messages import describe_model
 from swiftjax.serving.proto import swiftjax_pb2 as pb
 from swiftjax.serving.proto import swiftjax_pb2_grpc as pb_grpc
 from swiftjax.serving.served import Served
-from tests.serving.harness import MODEL, long_request, make_core, make_engine, serving, status_of
+from tests.serving.harness import (
+    MODEL,
+    PATIENCE,
+    long_request,
+    make_core,
+    make_engine,
+    serving,
+    status_of,
+)
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -59,14 +67,15 @@ def test_health_follows_loading_serving_and_draining() -> None:
             await anext(aiter(running))
 
             drained = asyncio.create_task(server.drain("going away", 30))
-            await asyncio.sleep(0.05)
-            assert await health_of(channel) == {NOT_SERVING}
+            async with asyncio.timeout(PATIENCE):
+                while await health_of(channel) != {NOT_SERVING}:
+                    await asyncio.sleep(0)
             for call in (stub.Generate(long_request()), stub.GetModel(pb.GetModelRequest())):
                 code, details = await status_of(call)
                 assert (code, details) == (grpc.StatusCode.UNAVAILABLE, "going away")
             assert not drained.done()
             running.cancel()
-            assert await asyncio.wait_for(drained, 5)
+            assert await asyncio.wait_for(drained, PATIENCE)
         await engine.close()
 
     asyncio.run(main())

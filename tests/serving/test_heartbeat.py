@@ -24,6 +24,7 @@ from tests.serving.harness import PATIENCE, status_of
 from tests.serving.harness import wait_until as until
 from tests.serving.http.test_process import Server, running
 from tests.serving.test_engine_restart import ANSWER, ask, engine_pids, is_gone
+from tests.stalls import tried_again_after_stalls
 
 
 def is_serving(server: Server) -> bool:
@@ -53,6 +54,7 @@ async def refusal_of(server: Server) -> tuple[grpc.StatusCode, str, object]:
         return status, details, dict(await call.trailing_metadata()).get("grpc-retry-pushback-ms")
 
 
+@tried_again_after_stalls
 def test_a_stopped_engine_is_not_serving_until_it_goes_on() -> None:
     with running("--apart", "--max-silent-seconds", 0.6) as server, Client(server.grpc) as client:
         until(lambda: engine_pids(server))
@@ -76,6 +78,7 @@ def test_a_stopped_engine_is_not_serving_until_it_goes_on() -> None:
         assert len(engine_pids(server)) == 1
 
 
+@tried_again_after_stalls
 def test_p5_an_engine_that_stays_silent_is_killed_and_replaced() -> None:
     args = ("--apart", "--max-restarts", 2, "--max-silent-seconds", 0.4, "--hang-after", 20)
     with running(*args) as server, Client(server.grpc) as client, server.client() as web:
@@ -133,7 +136,7 @@ def test_time_for_which_the_front_end_did_not_run_is_no_silence() -> None:
         await asyncio.sleep(0.3)
         assert not told and not watching.done()
         pulse.answers = False
-        await asyncio.wait_for(watching, 2.0)
+        await asyncio.wait_for(watching, PATIENCE)
         assert told == [True] and pulse.is_killed
 
     asyncio.run(main())

@@ -16,7 +16,7 @@ from swiftjax.engine.text_threads import (
     share_of,
 )
 from swiftjax.serving.proto import swiftjax_pb2 as pb
-from tests.serving.harness import Service, join, until
+from tests.serving.harness import PATIENCE, Service, join, until
 from tests.serving.test_cancel import run
 
 
@@ -37,7 +37,8 @@ def test_short_texts_do_not_wait_behind_long_ones(monkeypatch: pytest.MonkeyPatc
         await asyncio.sleep(0.1)
         for _ in range(3):
             request = pb.GenerateRequest(text="a", stop=pb.StopOptions(max_new_tokens=3))
-            assert (await asyncio.wait_for(join(service.stub.Generate(request)), 5))[0] == "bcd"
+            text, _ = await asyncio.wait_for(join(service.stub.Generate(request)), PATIENCE)
+            assert text == "bcd"
         may_go_on.set()
         for answer in await asyncio.gather(*waiting):
             assert len(answer.token_ids) == 100
@@ -88,7 +89,12 @@ def test_who_gives_up_has_the_thread_until_it_is_done(num_chars: int) -> None:
             await asyncio.wait_for(in_thread(num_chars, partial(work, turn)), 0.05)
 
     async def main() -> None:
-        for turn in range(3):
+        set_owner("gives up")
+        first = [asyncio.create_task(in_thread(num_chars, partial(work, 0))) for _ in range(share)]
+        await until(lambda: len(begun) == share)
+        for task in first:
+            task.cancel()
+        for turn in range(1, 3):
             await asyncio.gather(*(give_up(turn) for _ in range(share)))
         assert begun == [0] * share
         may_go_on.set()

@@ -20,6 +20,7 @@ from swiftjax.serving.proto import swiftjax_pb2_grpc as pb_grpc
 from swiftjax.serving.served import Served
 from tests.serving.harness import MODEL, make_core, serving, until
 from tests.serving.test_process_link import start
+from tests.stalls import tried_again_after_stalls
 
 SECONDS = 150.0 if os.environ.get("SWIFTJAX_SOAK") else 5.0  # of each load
 NUM_TOKENS, ROWS, QUEUE, STEP = 10, 2, 6, 0.02
@@ -106,6 +107,7 @@ async def overloaded(stub: pb_grpc.GenerationServiceStub, seen: Seen) -> None:
 
 
 @pytest.mark.soak
+@tried_again_after_stalls
 def test_p7_overload_is_shed_and_nothing_collapses() -> None:
     async def main() -> list[Seen]:
         watch, results = EngineWatch(), []

@@ -36,7 +36,8 @@ from swiftjax.errors import (
 from swiftjax.serving.engine_watch import EngineWatch
 from tests.fakes import make_request
 from tests.serving.fake_engine import COMMAND, DEVICES
-from tests.serving.harness import make_core, until
+from tests.serving.harness import PATIENCE, make_core, until
+from tests.stalls import tried_again_after_stalls
 
 LONG = GenerationConfig(max_new_tokens=4000, ignore_eos=True)
 
@@ -80,6 +81,7 @@ async def text_of(engine: AsyncEngine, prompt: str, **config: Any) -> str:
     return "".join([output.text async for output in outputs])
 
 
+@tried_again_after_stalls
 def test_answers_options_and_measurements_cross() -> None:
     watch = EngineWatch()
 
@@ -117,7 +119,7 @@ def test_refusals_and_aborts_cross() -> None:
             await anext(engine.stream("a", GenerationConfig(n=2)))
         engine.abort("first")
         assert [o.finish_reason async for o in first][-1] == "abort"
-        await asyncio.wait_for(waiting, 5)  # its turn
+        await asyncio.wait_for(waiting, PATIENCE)  # its turn
         engine.abort("second")
         await until(lambda: engine.stats().num_running == 0)
 
@@ -143,7 +145,7 @@ def test_a_bug_of_the_compiler_there_is_told_to_who_waits() -> None:
         for _ in range(2):
             with pytest.raises(SwiftJaxError, match="compiled: MemoryError"):
                 regex = Constraint(kind="regex", text="b")
-                await asyncio.wait_for(text_of(engine, "a", constraint=regex), 5)
+                await asyncio.wait_for(text_of(engine, "a", constraint=regex), PATIENCE)
         assert await text_of(engine, "a", max_new_tokens=1) == "b"
 
     run(body, no_grammars=True)
@@ -170,6 +172,7 @@ def cpu_seconds(pid: int) -> float:
     return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
+@tried_again_after_stalls
 def test_p5_a_killed_engine_is_told_to_everybody_within_a_second() -> None:
     go_on = threading.Event()  # until then all threads of the loop are busy
 
@@ -202,7 +205,7 @@ def test_an_engine_that_breaks_says_why() -> None:
     async def body(engine: AsyncEngine, link: ProcessLink) -> None:
         with pytest.raises(EngineDeadError, match="RuntimeError"):
             await text_of(engine, "a", max_new_tokens=100)
-        await asyncio.wait_for(engine.wait_ended(), 1)
+        await asyncio.wait_for(engine.wait_ended(), PATIENCE)
 
     run(body, die_after=5)
 
@@ -245,6 +248,7 @@ def test_what_is_no_message_is_refused() -> None:
             FrameReader(Order).feed(data)
 
 
+@tried_again_after_stalls
 def test_an_outbox_holds_up_nobody_though_nothing_is_read() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:

@@ -13,7 +13,7 @@ from swiftjax.engine.async_session import AsyncSession
 from swiftjax.engine.request import GenerationConfig, RequestOptions
 from swiftjax.engine.streaming import Streaming
 from swiftjax.errors import SwiftJaxError
-from tests.serving.harness import make_core, make_engine, until
+from tests.serving.harness import PATIENCE, make_core, make_engine, until
 
 THREE = GenerationConfig(max_new_tokens=3, ignore_eos=True)
 
@@ -105,7 +105,7 @@ def test_p2_sessions_that_are_left_at_any_moment_can_be_used_again(
         await asyncio.gather(*(chaos.work(40) for _ in range(8)))
         assert min(chaos.num_done, chaos.num_cancelled, chaos.num_refused) > 10
         for session in list(engine.sessions._open.values()):
-            await asyncio.wait_for(session.append("b"), 2)
+            await asyncio.wait_for(session.append("b"), PATIENCE)
             assert "".join([o.text async for o in session.stream(THREE)]) == "cde"
             ids = session.text.token_ids
             assert all(token in b"ab" or token == last + 1 for last, token in pairwise(ids))

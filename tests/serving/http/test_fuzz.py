@@ -18,7 +18,7 @@ import pytest
 
 from swiftjax.serving.http.openapi import make_document
 from tests.environments import programs_of
-from tests.serving.harness import VOCAB_SIZE, byte_tokenizer, make_core, until
+from tests.serving.harness import PATIENCE, VOCAB_SIZE, byte_tokenizer, make_core, until
 from tests.serving.http.harness import KEY, HttpService, error_of, serving
 from tests.serving.http.test_process import running
 from tests.serving.http.test_tools import TEMPLATE as TOOLS_TEMPLATE
@@ -101,7 +101,7 @@ async def noise(service: HttpService, data: bytes) -> None:
     writer.write(data)
     writer.write_eof()
     try:
-        await asyncio.wait_for(reader.read(), 5)
+        await asyncio.wait_for(reader.read(), PATIENCE)
     except ConnectionError:
         pass
     finally:

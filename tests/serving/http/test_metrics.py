@@ -14,6 +14,7 @@ from swiftjax.serving.proto import swiftjax_pb2 as pb
 from swiftjax.serving.proto import swiftjax_pb2_grpc as pb_grpc
 from tests.serving.harness import join, until
 from tests.serving.http.harness import KEY, HttpService, KeyEntry, make_keys, run
+from tests.stalls import tried_again_after_stalls
 
 COMPLETE = "/v1/completions"
 GAUGES = (
@@ -97,6 +98,7 @@ def test_numbers_of_a_few_requests() -> None:
     run(body)
 
 
+@tried_again_after_stalls
 def test_gauges_while_requests_run_and_wait_and_what_a_leaving_client_counts() -> None:
     async def body(service: HttpService) -> None:
         request = {"prompt": "a", "max_tokens": 4000, "ignore_eos": True}

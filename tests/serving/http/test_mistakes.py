@@ -13,6 +13,7 @@ from swiftjax.serving.http.json_body import MAX_VALUES
 from tests.serving.harness import VOCAB_SIZE
 from tests.serving.http.harness import HttpService, Json, error_of, run
 from tests.serving.test_fuzz import resident_bytes
+from tests.stalls import tried_again_after_stalls
 
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
 HI = [{"role": "user", "content": "Hi"}]
@@ -110,6 +111,7 @@ def test_b019_ids_outside_the_vocabulary() -> None:
     run(body)
 
 
+@tried_again_after_stalls
 def test_b069_huge_numbers_and_lists_cost_nothing() -> None:
     bad: list[Json] = [
         {"n": 4_000_000},
@@ -216,6 +218,7 @@ def test_headers_and_paths() -> None:
     run(body)
 
 
+@tried_again_after_stalls
 def test_small_answers_are_not_held_back() -> None:
     """Nagle's algorithm would add 40 ms to each."""
 
@@ -268,6 +271,7 @@ def test_full_queue_is_429_with_a_time_to_retry() -> None:
     run(body, max_num_seqs=1, max_queue_len=2, delay=0.01)
 
 
+@tried_again_after_stalls
 def test_b041_what_can_never_fit_is_refused_at_once() -> None:
     async def body(service: HttpService) -> None:
         for request in ({"prompt": [97] * 200}, {"prompt": [97] * 100, "max_tokens": 100}):

@@ -12,6 +12,7 @@ from swiftjax.serving.http import http_server, protocol
 from swiftjax.serving.listeners import Listen, Listeners
 from tests.serving.harness import make_core, until
 from tests.serving.http.harness import HttpService, serving
+from tests.stalls import tried_again_after_stalls
 
 HEAD = b"GET /health HTTP/1.1\r\nhost: x\r\n"
 
@@ -22,6 +23,7 @@ async def connect(service: HttpService) -> tuple[asyncio.StreamReader, asyncio.S
 
 
 @pytest.mark.parametrize("sent", [b"", b"G", HEAD], ids=["nothing", "a byte", "headers"])
+@tried_again_after_stalls
 def test_a_head_that_does_not_end_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
@@ -47,6 +49,7 @@ def test_a_head_that_does_not_end_is_not_waited_for(
     asyncio.run(main())
 
 
+@tried_again_after_stalls
 def test_an_answer_is_not_cut_off_by_the_slow_head_of_the_next_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -124,6 +127,7 @@ def test_a_body_that_comes_behind_its_answer_ends_nothing() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="sets an option of Linux")
+@tried_again_after_stalls
 def test_who_takes_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also behind an answer that is complete here, and would lie in memory for ever."""
     monkeypatch.setattr(http_server, "UNREAD_SECONDS", 1)
@@ -149,6 +153,7 @@ def test_who_takes_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     asyncio.run(main())
 
 
+@tried_again_after_stalls
 def test_a_port_has_so_many_connections_and_no_more() -> None:
     """Those that send nothing as well: each takes a file, and the rest of the server needs some."""
 

@@ -5,8 +5,9 @@ import asyncio
 import pytest
 
 from swiftjax.serving.http.protocol import MAX_AHEAD
-from tests.serving.harness import make_core, until
+from tests.serving.harness import PATIENCE, make_core, until
 from tests.serving.http.harness import HttpService, serving
+from tests.stalls import tried_again_after_stalls
 
 BODY = b'{"prompt": "a", "max_tokens": 2}'
 POST = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
@@ -52,6 +53,7 @@ async def talk(service: HttpService, data: bytes) -> bytes:
     return found
 
 
+@tried_again_after_stalls
 def test_what_could_be_read_in_two_ways_is_refused() -> None:
     async def main() -> None:
         async with serving(make_core()) as service:
@@ -68,6 +70,7 @@ def test_what_could_be_read_in_two_ways_is_refused() -> None:
     asyncio.run(main())
 
 
+@tried_again_after_stalls
 def test_requests_sent_at_once_are_answered_in_turn() -> None:
     count = MAX_AHEAD + 1
 
@@ -91,7 +94,7 @@ def test_nothing_is_written_into_an_answer(behind: bytes) -> None:
             writer.write(POST + b"content-length: %d\r\n\r\n" % len(body) + body)
             answer = await reader.readuntil(b"data: ")
             writer.write(behind)
-            answer += await asyncio.wait_for(reader.read(), 5.0)
+            answer += await asyncio.wait_for(reader.read(), PATIENCE)
             assert answer.count(b"HTTP/1.1 ") == 1 and b"[DONE]" not in answer
             writer.close()
             await until(service.is_idle)

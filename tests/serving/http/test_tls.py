@@ -16,6 +16,8 @@ from swiftjax.errors import InvalidRequestError
 from swiftjax.serving.http import http_server
 from swiftjax.serving.listeners import Listen, Listeners
 from swiftjax.serving.tls import ServerTls
+from tests.serving.harness import PATIENCE
+from tests.stalls import tried_again_after_stalls
 
 HOST = "localhost"
 
@@ -53,7 +55,7 @@ async def over_grpc(port: int, ca: trustme.CA, certificate: trustme.LeafCert | N
     options = (("grpc.enable_http_proxy", 0),)
     async with grpc.aio.secure_channel(f"{HOST}:{port}", credentials, options) as channel:
         request = health_pb2.HealthCheckRequest()
-        await health_pb2_grpc.HealthStub(channel).Check(request, timeout=2)
+        await health_pb2_grpc.HealthStub(channel).Check(request, timeout=PATIENCE)
 
 
 def run(tls: ServerTls, body: Callable[[Listeners], Awaitable[None]]) -> None:
@@ -158,6 +160,7 @@ def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01"], ids=["nothing", "a beginning"])
+@tried_again_after_stalls
 def test_a_handshake_that_does_not_end_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
