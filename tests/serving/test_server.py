@@ -38,7 +38,7 @@ def running(*args: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
         yield process, line.split()[3]
     finally:
         process.kill()
-        process.communicate()
+        process.communicate(timeout=PATIENCE)
 
 
 def ask(client: Client, count: int = NUM_TOKENS) -> str:

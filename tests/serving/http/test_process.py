@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 import httpx2
 
@@ -44,18 +45,22 @@ class Server:
         assert self.process.stdout is not None and self.process.stderr is not None
         # A full pipe would hold the server up.
         self._errors: list[str] = []
-        self._reader = threading.Thread(target=self._read_errors, daemon=True)
-        self._reader.start()
+        self._rest: list[str] = []
+        self._readers = [self._start_reading(self.process.stderr, self._errors)]
         self.lines = [self.process.stdout.readline() for _ in range(num_lines)]
+        self._readers.append(self._start_reading(self.process.stdout, self._rest))
         if not all(line.startswith("serving bytes on ") for line in self.lines):
-            told = self.end()
-            self.close()
-            raise AssertionError(told)
+            raise AssertionError(self.end())
         self.grpc, self.http = [line.split()[3] for line in self.lines] or ("", "")
 
-    def _read_errors(self) -> None:
-        assert self.process.stderr is not None
-        self._errors.extend(self.process.stderr)
+    def _start_reading(self, pipe: IO[str], lines: list[str]) -> threading.Thread:
+        def read() -> None:
+            with pipe:
+                lines.extend(pipe)
+
+        thread = threading.Thread(target=read, daemon=True)
+        thread.start()
+        return thread
 
     def client(self, key: str = "") -> httpx2.Client:
         """A client that sends this key."""
@@ -63,19 +68,13 @@ class Server:
         return httpx2.Client(base_url=self.http, headers=headers, timeout=30, trust_env=False)
 
     def end(self) -> str:
-        """Everything that was written."""
+        """Everything that was written, once all processes that could write have ended."""
         self.process.kill()
-        self._reader.join(10)
-        assert self.process.stdout is not None
-        return "".join(self.lines) + self.process.stdout.read() + "".join(self._errors)
-
-    def close(self) -> None:
-        """Leave nothing of it open."""
-        self.end()
-        for pipe in (self.process.stdout, self.process.stderr):
-            assert pipe is not None
-            pipe.close()
         self.process.wait()
+        for reader in self._readers:
+            reader.join(PATIENCE)
+            assert not reader.is_alive(), "a process that it started is still there"
+        return "".join((*self.lines, *self._rest, *self._errors))
 
 
 @contextmanager
@@ -85,7 +84,7 @@ def running(*args: object, num_lines: int = 2, session: bool = False) -> Iterato
     try:
         yield server
     finally:
-        server.close()
+        server.end()
 
 
 def test_p4_signal_drains_answers_of_both_kinds() -> None:
