@@ -17,7 +17,6 @@ from swiftjax.engine.request import GenerationConfig
 from swiftjax.errors import InvalidRequestError
 from tests.fakes import FakePending, FakeRunner, make_fake_core
 from tests.serving.harness import END_ID, VOCAB_SIZE, byte_tokenizer
-from tests.stalls import tried_again_after_stalls
 
 NUM_SCHEMAS = 1000
 MAX_TOKENS = 200
@@ -208,27 +207,25 @@ def test_constrained_rows_keep_to_themselves_and_outlive_preemption() -> None:
         ("grammar", 'x: "a"'), ("grammar", 'start: "a" | b'), ("grammar", "%%%"),
     ],
 )  # fmt: skip
-@tried_again_after_stalls
 def test_b067_broken_constraints_are_refused_soon(kind: Any, text: str) -> None:
-    started = time.monotonic()
+    started = time.process_time()
     with pytest.raises(InvalidRequestError, match=kind) as caught:
         COMPILER.compile(Constraint(kind=kind, text=text))
-    assert time.monotonic() - started < 2.0
+    assert time.process_time() - started < 2.0
     assert len(str(caught.value)) < 500 and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
     "text", ["(a{1,60000}){1,60000}", "(a|aa|aaa|.{0,2000}){0,2000}b", "(.*a){40}"]
 )
-@tried_again_after_stalls
 def test_b067_masks_of_a_hostile_regex_are_bounded(text: str) -> None:
     """They are found step by step, and not by way of an automaton of any size."""
-    started = time.monotonic()
+    started = time.process_time()
     state = COMPILER.compile(Constraint(kind="regex", text=text)).start(0)
     words = np.zeros(state.num_words, np.int32)
     for count in range(50):
         state.fill([97] * count, words)
-    assert time.monotonic() - started < 3.0
+    assert time.process_time() - started < 3.0
 
 
 @pytest.mark.parametrize(
