@@ -47,12 +47,12 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if "JAX_DISABLE_MOST_OPTIMIZATIONS" not in os.environ and not shutil.which("nvidia-smi"):
         jax.config.update("jax_disable_most_optimizations", True)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     # (Which has no such attribute with `-p no:cacheprovider`.)
     if (cache := getattr(config, "cache", None)) is not None:
         worker = getattr(config, "workerinput", {}).get("workerid", "compiled")
         jax.config.update("jax_compilation_cache_dir", str(cache.mkdir(worker)))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 @pytest.fixture(scope="module", autouse=True)
