@@ -1,8 +1,8 @@
 """How much was computed for each client: what the fair policy goes by.
 
-Counts only matter relative to each other. A client that comes (back) starts from where the others
-are, so that nobody saves up a right to the whole engine by staying away. Memory is bounded: clients
-come from outside. Called by the scheduler.
+Counts only matter relative to each other. A client that had nothing waiting starts from where the
+others are, so that nobody saves up a right to the whole engine by asking little for long. Memory is
+bounded: clients come from outside. Called by the scheduler.
 """
 
 from collections import Counter, OrderedDict
@@ -25,8 +25,8 @@ def _all_alike(name: str) -> str:
 class ServedTokens:
     """`tokens` per name: of all with open requests, and of the last idle ones.
 
-    Who comes (back) is lifted to where the others of its group are. Counts of different groups
-    drift apart, so each has a level of its own while it has open requests.
+    Who asks is lifted to where the others of its group are. Counts of different groups drift
+    apart, so each has a level of its own while it has open requests.
     """
 
     def __init__(self, group_of: Callable[[str], str] = _all_alike) -> None:
@@ -45,7 +45,8 @@ class ServedTokens:
         level = self._levels.setdefault(group, self._highest)
         if name not in self._num_open:
             self._idle.pop(name, None)
-            self.tokens[name] = max(self.tokens.get(name, 0), level)
+        # Does nothing for who has others waiting: where turns are fair, none starts above them.
+        self.tokens[name] = max(self.tokens.get(name, 0), level)
         self._num_open[name] += 1
         self._num_open_in[group] += 1
 

@@ -97,6 +97,27 @@ def test_a_client_that_took_more_does_not_get_rid_of_it_by_leaving() -> None:
     assert served.tokens == {"a": 500, "b": 0}
 
 
+def test_who_asks_little_for_long_has_no_right_to_all_turns_after_it() -> None:
+    """One answer that runs all the while is as good as being away."""
+    core = make_fake_core(policy="fair", max_num_seqs=2, max_model_len=512, num_pages=1024)
+
+    def submit(client_id: str, num_tokens: int, count: int) -> None:
+        for i in range(count):
+            name = f"{client_id} {num_tokens} {i}"
+            config = GenerationConfig(max_new_tokens=num_tokens)
+            core.submit(make_request(core, [1] * 8, config, request_id=name, client_id=client_id))
+
+    submit("little", 500, 1)
+    submit("much", 1, 100)
+    for _ in range(150):
+        core.step()
+    assert core.scheduler.num_running == 1 and core.scheduler.num_waiting == 0
+    submit("little", 2, 20)
+    submit("much", 2, 20)
+    clients = [name.split()[0] for name in run_to_end(core)]
+    assert 4 <= clients[:10].count("much") <= 6
+
+
 def _serve(served: Served, client: str, num_tokens: int) -> None:
     served.join(client)
     served.start(client)
