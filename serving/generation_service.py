@@ -55,7 +55,9 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
         if not requests:
             raise InvalidRequestError("no requests: give at least one")
         # A request without an n has one answer, and n is checked with the others.
-        check_count("answers", sum(max(1, r.sampling.n) for r in requests), MAX_ANSWERS)
+        num_answers = sum(max(1, r.sampling.n) for r in requests)
+        check_count("answers", num_answers, MAX_ANSWERS)
+        self.served.check_size(num_answers)
         outputs = merge([await self._stream(one, context) for one in requests])
         async with self._patience() as patient, aclosing(outputs):
             async for index, output in outputs:

@@ -165,6 +165,9 @@ def test_a_key_has_only_so_many_requests_at_a_time() -> None:
                 call = ours.Generate(short, metadata=bearer(OTHER_KEY))
                 assert (await status_of(call))[0] == code
             short.ClearField("sampling")
+            batch = pb.GenerateBatchRequest(requests=[short] * 3)
+            call = ours.GenerateBatch(batch, metadata=bearer(OTHER_KEY))
+            assert (await status_of(call))[0] == grpc.StatusCode.INVALID_ARGUMENT
             others = ours.Generate(short, metadata=bearer(OTHER_KEY))
             assert (await status_of(others))[0] == grpc.StatusCode.OK
             for call in running:
