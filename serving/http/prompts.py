@@ -27,7 +27,7 @@ async def render(
         tools=tools,
         add_generation_prompt=add_generation_prompt,
     )
-    ids = await in_thread(count_chars(turns), apply)
+    ids = await in_thread(count_chars([*turns, *(tools or ())]), apply)
     return cast(list[int], ids)  # text only with tokenize=False
 
 

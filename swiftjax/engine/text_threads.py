@@ -8,7 +8,7 @@ has it until it is done. Called by both transports and the engine's asyncio side
 
 import asyncio
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import ContextVar
@@ -23,6 +23,8 @@ SHORT_CHARS = 256
 LONG_CHARS = 2**16  # up to a quarter of a second of a core
 
 CHARS_PER_ID = 4  # of a text that is made of token ids
+
+_NO_TEXT = (int, float, type(None))  # of what JSON can hold
 
 NUM_CORES = os.cpu_count() or 1
 NUM_LONG = max(1, NUM_CORES // 2)
@@ -72,9 +74,20 @@ async def tokenise(tokenizer: Tokenizer, text: str, add_special_tokens: bool = T
     return call() if len(text) <= SHORT_CHARS else await in_thread(len(text), call)
 
 
-def count_chars(content: str | Iterable[object]) -> int:
-    """Characters of a text, or of the messages of a chat; token ids have none."""
-    if isinstance(content, str):
-        return len(content)
-    messages = (item for item in content if isinstance(item, Mapping))
-    return sum(len(str(message.get("content") or "")) for message in messages)
+def count_chars(content: object) -> int:
+    """Characters of a text, or of all that is in the messages of a chat; token ids have none.
+
+    Counts no further than to know that it is long: all that is left has one at least.
+    """
+    num_chars, rest = 0, [content]
+    # Not by recursion: clients nest as deeply as they like.
+    while rest and num_chars + len(rest) <= LONG_CHARS:
+        item = rest.pop()
+        if isinstance(item, str):
+            num_chars += len(item)
+        elif isinstance(item, list | tuple):
+            rest += [part for part in item if not isinstance(part, _NO_TEXT)]
+        elif isinstance(item, dict | Mapping):  # the first is found out sooner
+            parts = (*item.keys(), *item.values())
+            rest += [part for part in parts if not isinstance(part, _NO_TEXT)]
+    return num_chars + len(rest)

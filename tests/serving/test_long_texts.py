@@ -4,6 +4,7 @@ import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any, cast
 
 import pytest
 
@@ -15,6 +16,10 @@ from swiftjax.engine.text_threads import (
     set_owner,
     share_of,
 )
+from swiftjax.engine.tokenizer import Tokenizer
+from swiftjax.serving.http.bodies import Message
+from swiftjax.serving.http.prompts import render
+from swiftjax.serving.http.tool_bodies import CalledFunction, MadeCall
 from swiftjax.serving.proto import swiftjax_pb2 as pb
 from tests.serving.harness import PATIENCE, Service, join, until
 from tests.serving.test_cancel import run
@@ -127,10 +132,33 @@ def test_who_gives_up_before_a_thread_is_free_leaves_no_trace(
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("where", ["content", "tool_calls", "tools"])
+def test_a_chat_is_long_wherever_its_text_is(where: str) -> None:
+    text, threads = "a" * LONG_CHARS, list[str]()
+
+    class Renderer:
+        def apply_chat_template(self, *_: object, **__: object) -> list[int]:
+            threads.append(threading.current_thread().name)
+            return []
+
+    calls = [MadeCall(function=CalledFunction(name="f", arguments=text))]
+    message: dict[str, Any] = {"role": "user", "content": "b"}
+    message |= {"content": {"content": text}, "tool_calls": {"tool_calls": calls}}.get(where, {})
+    tools = [{"type": "function", "function": {"name": "f", "description": text}}]
+    offered = tools if where == "tools" else None
+    tokenizer = cast(Tokenizer, Renderer())
+    asyncio.run(render(tokenizer, [Message(**message)], LONG_CHARS, tools=offered))
+    assert "long" in threads[0]
+
+
 def test_what_is_long() -> None:
     assert count_chars("abc") == 3 and count_chars([1, 2]) == 0
-    chat = [{"role": "user", "content": "abc"}, {"role": "assistant", "content": None}]
-    assert count_chars(chat) == 3
+    chat = [{"a": "abc", "b": [{"text": "d"}]}, {"a": None, "b": {"c": {"name": "e"}}}]
+    assert count_chars(chat) == len("aabbabctextdcnamee")
+    deep: object = "abc"
+    for _ in range(10_000):
+        deep = [deep]
+    assert count_chars(deep) == 3
     name = partial(lambda: threading.current_thread().name)
 
     async def main() -> None:
