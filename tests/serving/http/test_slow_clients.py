@@ -1,7 +1,6 @@
 """Clients that send too slowly, or take nothing: their connections are given back."""
 
 import asyncio
-import contextlib
 import socket
 import sys
 import time
@@ -83,7 +82,7 @@ def test_a_connection_ends_when_nothing_follows_the_rest_of_an_answered_body(
             answer = await reader.readuntil(b"}")  # before the body has come
             assert answer.startswith(b"HTTP/1.1 200")
             writer.write(rest)
-            assert await asyncio.wait_for(reader.read(), 2.0) == b""
+            assert await asyncio.wait_for(reader.read(), 5.0) == b""
             writer.close()
 
     asyncio.run(main())
@@ -99,12 +98,16 @@ def test_the_rest_of_an_answered_body_is_not_waited_for_byte_by_byte(
             reader, writer = await connect(service)
             writer.write(HEAD + b"content-length: 1000\r\n\r\n")
             await reader.readuntil(b"}")
-            begun = time.monotonic()
-            while not reader.at_eof():
-                assert time.monotonic() - begun < 2.0
+            begun, is_open = time.monotonic(), True
+            while is_open:
+                assert time.monotonic() - begun < 5.0
                 writer.write(b"x")
-                with contextlib.suppress(TimeoutError, ConnectionError):
-                    await asyncio.wait_for(reader.read(1), 0.05)
+                try:
+                    is_open = await asyncio.wait_for(reader.read(1), 0.05) != b""
+                except TimeoutError:
+                    continue
+                except ConnectionError:
+                    is_open = False
             writer.close()
 
     asyncio.run(main())
