@@ -31,9 +31,12 @@ CHUNKS = CHUNK_SHAPES | {
         sequences=((700, 1000), (5, 1), (0, 300)), num_kv_heads=2, group=4, head_dim=128,
         page_size=64, padding=99, dtype="bfloat16",
     ),
-    # Rows that see no key of their first trip, with the other width of heads.
-    "narrow window": Shape(
-        sequences=((250, 128), (300, 500)), num_kv_heads=2, group=2, head_dim=64, window=100,
+    "narrow": Shape(
+        sequences=((40, 1), (70, 132), (3, 65), (9, 20)), num_kv_heads=1, group=1, head_dim=64,
+        page_size=16, padding=6, dtype="bfloat16",
+    ),
+    "wide window": Shape(
+        sequences=((250, 128), (300, 500)), num_kv_heads=2, group=2, head_dim=128, window=100,
         page_size=32, padding=12, dtype="bfloat16",
     ),
 }  # fmt: skip
