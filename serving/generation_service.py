@@ -135,9 +135,7 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
         if request.turn_id:
             raise InvalidRequestError("turn_id belongs to the turns of a session: leave it out")
         prompt = await self._read_prompt(request, engine.limits.longest(config.streaming))
-        if options.time_limit is not None:
-            left = options.time_limit - (monotonic() - arrival)
-            options = replace(options, time_limit=max(left, 1e-6))
+        options = options.with_time_left(monotonic() - arrival)
         stream = engine.stream(prompt, config, options=options, **whole)
         return self._watch(stream, request, config)
 

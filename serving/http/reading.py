@@ -47,6 +47,10 @@ class Asked(NamedTuple):
     options: RequestOptions
     turn_id: str = ""
 
+    def late(self, seconds: float) -> "Asked":
+        """With what is left of its time, after a wait for a thread, say."""
+        return self._replace(options=self.options.with_time_left(seconds))
+
 
 def read_completion(body: CompletionBody, longest: int) -> tuple[list[Prompt], Asked]:
     """Read a completion of prompts up to a length; raises InvalidRequestError."""

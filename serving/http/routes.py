@@ -84,6 +84,7 @@ class Routes:
 
     async def complete(self, request: Request) -> Response:
         """Continue one or several prompts."""
+        arrival = time.monotonic()
         body = read_body(await request.body(), CompletionBody)
         engine, model = self.served[:2]
         check_model(body.model or "", model.name)
@@ -92,6 +93,7 @@ class Routes:
         prompt_ids: list[list[int]] = []
         if asked.config.echo and asked.config.logprobs is not None:
             prompt_ids = [await encode(engine.tokenizer, prompt) for prompt in prompts]
+            asked = asked.late(time.monotonic() - arrival)
         answer_id = f"cmpl-{uuid.uuid4().hex}"
         writer = CompletionWriter(
             answer_id, model.name, engine.tokenizer, asked.config, prompts, prompt_ids
@@ -100,6 +102,7 @@ class Routes:
 
     async def chat(self, request: Request) -> Response:
         """Answer a conversation."""
+        arrival = time.monotonic()
         body = read_body(await request.body(), ChatBody)
         engine, model = self.served[:2]
         check_model(body.model or "", model.name)
@@ -116,6 +119,7 @@ class Routes:
             return await self._answer(request, [turns], asked, answer_id, writer, session)
         longest = self._longest(body, None)
         ids = await render(engine.tokenizer, body.messages, longest, tools=tools and tools.offered)
+        asked = asked.late(time.monotonic() - arrival)
         return await self._answer(request, [ids], asked, answer_id, writer)
 
     async def list_models(self, request: Request) -> Response:

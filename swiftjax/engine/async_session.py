@@ -87,6 +87,7 @@ class AsyncSession:
         `options` are this turn's, but for the cache salt, which is the session's. Raises
         RepeatedTurnError where a turn of the same `turn_id` is under way or in the text.
         """
+        arrival = time.monotonic()
         async with self._claim(turn_id):
             length, has_begun = len(self), False
             self._turn_ids.append(turn_id)
@@ -95,6 +96,7 @@ class AsyncSession:
                     await self._append(content)
                 config = self.text.configure(config or GenerationConfig())
                 chosen = self.text.options if options is None else options
+                chosen = chosen.with_time_left(time.monotonic() - arrival)
                 answers = self._sessions.answer(self, config, chosen, request_id, timeout)
                 async with aclosing(answers):
                     async for output in answers:

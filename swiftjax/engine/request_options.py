@@ -4,12 +4,13 @@ One frozen value, checked when it is made, passed along from any transport to th
 and meanings are listed in docs/serving.md.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from swiftjax.engine.checks import MAX_TOKENS, check_int, check_label
 from swiftjax.errors import InvalidRequestError
 
 MAX_TIME_LIMIT = 1e9  # seconds
+_LEAST_TIME = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +36,12 @@ class RequestOptions:
             check_label(name, getattr(self, name))
         if self.time_limit is not None:
             _check_time_limit(self.time_limit)
+
+    def with_time_left(self, passed: float) -> "RequestOptions":
+        """For a request that arrived so many seconds ago; its limit may have passed."""
+        if self.time_limit is None:
+            return self
+        return replace(self, time_limit=max(self.time_limit - passed, _LEAST_TIME))
 
     def end_time(self, arrival_time: float, deadline: float | None) -> float | None:
         """When the request ends at the latest: its own limit or the deadline of its call."""

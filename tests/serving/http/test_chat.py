@@ -1,5 +1,8 @@
 """POST /v1/chat/completions over the byte vocabulary: shapes, streams, scores, what is refused."""
 
+import time
+from typing import Any
+
 import pytest
 
 from tests.serving.http.harness import HttpService, Json, run, usage_of
@@ -37,6 +40,28 @@ def test_without_max_tokens_the_context_is_the_limit() -> None:
         assert answer["choices"][0]["finish_reason"] == "length"
 
     run(body, max_model_len=128)
+
+
+@pytest.mark.parametrize("in_session", [False, True])
+def test_a_time_limit_counts_from_the_arrival_not_from_the_rendering(
+    monkeypatch: pytest.MonkeyPatch, in_session: bool
+) -> None:
+    async def body(service: HttpService) -> None:
+        render = service.engine.tokenizer.apply_chat_template
+
+        def slowly(*args: Any, **kwargs: Any) -> Any:
+            time.sleep(0.25)
+            return render(*args, **kwargs)
+
+        monkeypatch.setattr(service.engine.tokenizer, "apply_chat_template", slowly)
+        request: Json = {"messages": HI, "max_tokens": 100, "ignore_eos": True, "time_limit": 0.2}
+        if in_session:
+            request["session"] = (await service.post("/v1/sessions", {}))["id"]
+        answer = await service.post(PATH, request)
+        assert answer["choices"][0]["swiftjax_finish_reason"] == "time_limit"
+        assert answer["usage"]["completion_tokens"] < 5
+
+    run(body, delay=0.01)
 
 
 @pytest.mark.parametrize("usage", [False, True])
