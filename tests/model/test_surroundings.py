@@ -115,7 +115,7 @@ def test_sources_that_change_change_the_key(tmp_path: Path) -> None:
     (tmp_path / "inner").mkdir()
     one = tmp_path / "inner" / "a.py"
     one.write_text("x = 1\n")
-    late = one.stat().st_ctime + 10
+    late = one.stat().st_ctime + 10_000  # whenever what follows is written
     first = source_hash(tmp_path, late)
     assert first is not None and source_hash(tmp_path, late) == first
     one.write_text("x = 2\n")
