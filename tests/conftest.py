@@ -47,6 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if "JAX_DISABLE_MOST_OPTIMIZATIONS" not in os.environ and not shutil.which("nvidia-smi"):
         jax.config.update("jax_disable_most_optimizations", True)
+        os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # for the commands that tests start
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     # (Which has no such attribute with `-p no:cacheprovider`.)
