@@ -70,6 +70,7 @@ def test_an_answer_is_not_cut_off_by_the_slow_head_of_the_next_request(
 
 
 @pytest.mark.parametrize("rest", [b"x", b"xy", b"xyGET"], ids=["a part", "all", "more"])
+@tried_again_after_stalls
 def test_a_connection_ends_when_nothing_follows_the_rest_of_an_answered_body(
     monkeypatch: pytest.MonkeyPatch, rest: bytes
 ) -> None:
@@ -88,6 +89,7 @@ def test_a_connection_ends_when_nothing_follows_the_rest_of_an_answered_body(
     asyncio.run(main())
 
 
+@tried_again_after_stalls
 def test_the_rest_of_an_answered_body_is_not_waited_for_byte_by_byte(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
