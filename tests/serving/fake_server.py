@@ -30,7 +30,7 @@ from swiftjax.serving.served import Served
 from swiftjax.serving.server import Load, run_server
 from tests.fakes import FakeRunner
 from tests.serving.fake_engine import COMMAND, Forgotten, break_after
-from tests.serving.harness import MODEL, make_core, make_engine
+from tests.serving.harness import MODEL, PATIENCE, make_core, make_engine
 
 CORE: dict[str, Any] = {"max_num_seqs": 64, "num_pages": 100_000}
 WATCH = EngineWatch()
@@ -103,7 +103,7 @@ if __name__ == "__main__":
     code = run_server(
         load_apart() if ARGUMENTS.apart else load,
         Listen(grpc_port=ARGUMENTS.port, http_port=0, keys=KeyRing(read_keys)),
-        drain_seconds=20.0,
+        drain_seconds=2 * PATIENCE,  # so that no test takes its end for that of a drain
         announce=lambda line: print(line, flush=True),
         max_restarts=ARGUMENTS.max_restarts,
         max_silent_seconds=ARGUMENTS.max_silent_seconds,
