@@ -63,6 +63,8 @@ def settings(packages: Path) -> dict[str, str]:
         # The plugin wants to see libraries that only running needs.
         "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
         "JAX_PLATFORMS": "",
+        # The tests do without them on a CPU.
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "0",
         # ptxas then tells registers and spills, on standard error.
         "TF_CPP_VMODULE": "subprocess_compilation=2",
         "TF_CPP_MIN_LOG_LEVEL": "0",
