@@ -119,6 +119,7 @@ def test_who_gives_up_before_a_thread_is_free_leaves_no_trace(
     async def main() -> None:
         monkeypatch.setattr(text_threads, "_long", ThreadPoolExecutor(1))
         blocker = asyncio.create_task(in_thread(LONG_CHARS + 1, partial(may_go_on.wait, 20)))
+        await asyncio.sleep(0)  # it is first
         set_owner("gives up")
         for turn in range(5):
             with pytest.raises(TimeoutError):
