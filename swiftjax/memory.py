@@ -54,19 +54,28 @@ class MemoryPlan:
 
 
 def temporaries(config: ModelConfig, *, num_tokens: int, num_rows: int, itemsize: int) -> int:
-    """Bytes the largest step needs beside weights and cache: activations of the widest layer.
+    """Bytes the largest step needs beside weights and cache.
 
-    Four widths of the MLP and of qkv are alive at most around their matmuls. The largest sampler
-    takes 25 bytes a score beside the scores themselves on an H200.
-    Many tokens are multiplied by a matrix of 4 or 8 bits after it was written out in the model's
-    dtype. Where activations are rounded too, 8,192 tokens of an 8B model asked for 7.5 GiB there.
+    What the compiler asks for on an H200 (`memory_analysis`; a GPU test compares), and a quarter
+    more: the residual stream twice, and around it either the two halves of the MLP and their
+    product, or queries, keys, values and what attention makes of them. Activations in 8 bits come
+    of float32 halves. Many tokens are multiplied by a matrix of 4 or 8 bits after it was written
+    out. Forward pass and sampler (25 bytes a score) take turns; hidden rows and logits outlive
+    them, the logits of two steps at once.
     """
-    heads = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-    widest = 4 * config.intermediate_size + 2 * heads + 6 * config.hidden_size
-    largest = 2 * config.hidden_size * config.intermediate_size if config.quantization else 0
-    rounds = config.quantization is not None and config.quantization.kind in ("fp8", "w8a8")
-    copies = 5 if rounds else 2
-    return (num_tokens * widest * copies + largest) * itemsize + num_rows * config.vocab_size * 32
+    hidden, inner = config.hidden_size, config.intermediate_size
+    kind = config.quantization.kind if config.quantization else None
+    heads = (4 * config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    product = 10 * inner if kind in ("fp8", "w8a8") else 3 * inner * itemsize
+    stream = 2 * hidden * itemsize
+    forward = num_tokens * (stream + max(product, heads * itemsize))
+    if kind:
+        written_out = 2 * hidden * inner * itemsize
+        halves = num_tokens * (stream + 2 * inner * itemsize)
+        forward = max(forward, written_out + halves)
+    scores = num_rows * config.vocab_size
+    kept = (num_tokens * hidden + 2 * scores) * itemsize
+    return (max(forward, 25 * scores) + kept) * 5 // 4
 
 
 def plan_pages(

@@ -26,8 +26,9 @@ from swiftjax.model_config import ModelConfig
 
 # Without a GPU the cache competes with everything else on the machine.
 CPU_CACHE_BYTES = GIB
-# What graphs, cuBLAS and the driver take outside the pool that JAX manages.
-GPU_MARGIN_BYTES = GIB // 2
+# For products that the compiler tries out, and for what graphs, cuBLAS and the driver take outside
+# the pool that JAX manages.
+GPU_MARGIN_BYTES = GIB
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,10 +1,12 @@
 """Load through gRPC or HTTP on a server process of its own: Poisson arrivals (W4), or all of W3.
 
 Tokens in, tokens out, greedy, lengths as in W3. A request's clock starts when it is due, so a
-client that falls behind counts against the server. Needs httpx for HTTP.
+client that falls behind counts against the server. Needs httpx for HTTP. A program that is compiled
+meanwhile holds up every answer, so each load of W4 also tells how many there were.
 """
 
 import asyncio
+import http.client
 import json
 import random
 import socket
@@ -12,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +27,7 @@ from swiftjax.errors import InvalidRequestError, SwiftJaxError
 
 TTFT_LIMIT, INTERVAL_LIMIT = 0.5, 0.03  # seconds; a request within both counts as good
 READY_SECONDS = 300.0
+COMPILES = "W4-compiles"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,7 +145,17 @@ def measure_serving(
         figure("W4-inter-token", "ms", [a.interval * 1e3 for a in answered]),
         figure("W4-good-share", "of requests", [good]),
         figure("W4-tokens", "tokens/s", [tokens]),
+        figure(COMPILES, "programs since ready", [num_compiles(ports)]),
     ]
+
+
+def num_compiles(ports: Ports) -> float:
+    """Programs that the server has compiled since it was ready, as it tells Prometheus."""
+    with closing(http.client.HTTPConnection("127.0.0.1", ports.http, timeout=60)) as connection:
+        connection.request("GET", "/metrics")
+        text = connection.getresponse().read().decode()
+    (line,) = (x for x in text.splitlines() if x.startswith("swiftjax_jit_compiles_total{"))
+    return float(line.rpartition(" ")[2])
 
 
 def measure_serving_throughput(

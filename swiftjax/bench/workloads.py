@@ -6,6 +6,7 @@ the host's share counts. Yields figures as they are measured.
 
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -35,6 +36,7 @@ class Prefill(NamedTuple):
 
 W1 = (*(Decode(batch) for batch in (1, 8, 64, 256)), Decode(16, 8192, 64))
 LONG = Decode(1, 130_000, 1000)
+MEMORY_TOKENS = 4
 W2 = (Prefill(1, 8192), Prefill(16, 1024))
 
 
@@ -109,9 +111,20 @@ def measure_long(engine: Engine, case: Decode, peaks: Peaks | None) -> Iterator[
 
 
 def measure_memory(engine: Engine) -> Iterator[Figure]:
-    """The most bytes this process held on the device so far, against what was planned."""
+    """The most bytes this process held on the device so far, against what was planned.
+
+    Before it looks, the largest steps of prompts run, and steps of all rows with every sampler.
+    """
     import jax
 
+    scheduler, limits = engine.built.core.scheduler.config, engine.built.core.limits
+    share = 2 * scheduler.max_num_batched_tokens // scheduler.max_num_seqs
+    length = max(1, min(share, limits.max_model_len - MEMORY_TOKENS))
+    prompts = random_prompts(engine, [length] * scheduler.max_num_seqs)
+    greedy = GenerationConfig(max_new_tokens=MEMORY_TOKENS, ignore_eos=True)
+    drawn = replace(greedy, temperature=1.0)
+    for config in (greedy, drawn, replace(drawn, top_p=0.9), replace(drawn, frequency_penalty=0.1)):
+        engine.generate(prompts, config)
     stats = jax.local_devices()[0].memory_stats()
     if not stats:
         return  # a CPU client does not count
@@ -119,9 +132,8 @@ def measure_memory(engine: Engine) -> Iterator[Figure]:
     planned = plan.weights + plan.temporaries + plan.num_pages * plan.page_bytes
     peak = stats["peak_bytes_in_use"] / GIB
     yield Figure(
-        workload="memory", batch=engine.built.core.scheduler.config.max_num_seqs,
-        context=engine.built.core.limits.max_model_len, unit="GiB", value=peak,
-        spread=(peak, peak), details={"planned": round(planned / GIB, 3)},
+        workload="memory", batch=scheduler.max_num_seqs, context=limits.max_model_len, unit="GiB",
+        value=peak, spread=(peak, peak), details={"planned": round(planned / GIB, 3)},
     )  # fmt: skip
 
 

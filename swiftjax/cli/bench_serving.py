@@ -9,6 +9,7 @@ import typer
 from swiftjax.cli.bench import Commit, Length, ModelOption, Out, Seqs, Tokens, bench
 from swiftjax.cli.bench_report import check_known, flags_of, report, run_of
 from swiftjax.cli.options import LoadFormatOption
+from swiftjax.errors import SwiftJaxError
 
 
 @bench.command()
@@ -26,7 +27,10 @@ def serving(
     out: Out = None,
     commit: Commit = None,
 ) -> None:
-    """Load on a server: Poisson arrivals (W4: latency, goodput) or all of W3 at once (tokens/s)."""
+    """Load on a server: Poisson arrivals (W4: latency, goodput) or all of W3 at once (tokens/s).
+
+    Fails when the server compiled a program during W4, after all figures are written.
+    """
     from swiftjax.bench import serving as online
     from swiftjax.bench.lengths import Throughput
 
@@ -44,6 +48,7 @@ def serving(
     rates = [None] if "W3" in workloads else []  # all at once
     rates += (rate or [2.0, 8.0, 16.0, 32.0]) if "W4" in workloads else []
     ports = online.Ports(grpc=online.free_port(), http=online.free_port())
+    num_compiles = 0.0
     with online.serving(flags, ports) as served:
         for name, arrivals in itertools.product(protocol or ["grpc", "http"], rates):
             run = run_of(served.dtype, model, commit, None)
@@ -51,3 +56,7 @@ def serving(
             typer.echo(f"{name}, {'W3' if arrivals is None else f'{arrivals:g} requests/s'}")
             figures = online.measure(ports, name, arrivals, seconds, served.vocab_size, case)
             report(figures, run, out, "serving")
+            told = [f.value for f in figures if f.workload == online.COMPILES]
+            num_compiles = max([num_compiles, *told])
+    if num_compiles:
+        raise SwiftJaxError(f"{num_compiles:g} programs were compiled after the server was ready")
