@@ -19,6 +19,9 @@ FEW_KERNELS: Options = (
     ("xla_gpu_experimental_force_split_k", "1"),
 )
 MIN_ROWS = 64
+# Large products are cuBLAS's in the end; trying Triton's at every start took most of it.
+LIBRARY_PRODUCTS: Options = (("xla_gpu_enable_triton_gemm", False),)
+MIN_TOKENS = 1024
 CAPABILITY = "9.0"
 
 
@@ -26,10 +29,14 @@ def forward_options(shape: BatchShape, capability: str | None = None) -> dict[st
     """For the forward pass of a batch of this shape, on such a GPU or the default device."""
     if capability is None:
         capability = getattr(jax.devices()[0], "compute_capability", "")
-    is_wide_decode = shape.num_tokens == shape.num_seqs >= MIN_ROWS
-    if not is_wide_decode or capability != CAPABILITY:
+    if capability != CAPABILITY:
         return {}
-    return dict(FEW_KERNELS) if are_known(FEW_KERNELS) else {}
+    chosen: Options = ()
+    if shape.num_tokens == shape.num_seqs >= MIN_ROWS:
+        chosen = FEW_KERNELS
+    elif shape.num_tokens >= MIN_TOKENS:
+        chosen = LIBRARY_PRODUCTS
+    return dict(chosen) if are_known(chosen) else {}
 
 
 @functools.cache

@@ -6,7 +6,12 @@ import pytest
 
 from swiftjax.batch import BatchShape
 from swiftjax.model import compiler_options
-from swiftjax.model.compiler_options import FEW_KERNELS, are_known, forward_options
+from swiftjax.model.compiler_options import (
+    FEW_KERNELS,
+    LIBRARY_PRODUCTS,
+    are_known,
+    forward_options,
+)
 
 WIDE = BatchShape(num_tokens=64, num_seqs=64, max_pages=4)
 
@@ -20,6 +25,8 @@ def test_unknown_options_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_this_xla_knows_them() -> None:
     assert forward_options(WIDE, "9.0") == dict(FEW_KERNELS)
+    long = dataclasses.replace(WIDE, num_tokens=1024)
+    assert forward_options(long, "9.0") == dict(LIBRARY_PRODUCTS)
 
 
 @pytest.mark.parametrize(
