@@ -107,7 +107,7 @@ def called(kind: str) -> Matmul:
     if kind == "bf16":
         return jnp.dot
     options = {"group_size": GROUP_SIZE} if kind == "int4" else {}
-    return partial(getattr(kernels, f"{kind}_matmul"), implementation="triton", **options)
+    return partial(getattr(kernels, f"{kind}_matmul"), **options)
 
 
 def apart(x: jax.Array, kernel: jax.Array, scale: jax.Array) -> jax.Array:

@@ -35,16 +35,41 @@ from swiftjax.kernels.hopper_work import (
 from swiftjax.kernels.split_k import add_parts, output_of
 
 # Registers of a thread: what computing and loading warpgroups take from, and leave, each other.
-FEWEST_TOKENS = 16  # an instruction's; fewer would be mostly padding
 COMPUTE_REGISTERS, LOAD_REGISTERS = 232, 40
+# What the engine's steps are filled up to. Each is a program of its own for every shape of weights,
+# and those are compiled anew at every start: so there are few, and none for fewer tokens than half
+# of the first, where Triton's kernel is as fast, or for more than the last (`written_out.py`).
+STEP_TOKENS = (64, 256)
 
 
-def can_multiply(x: Float[Array, "T K"], num_outputs: int, group_size: int) -> bool:
-    """Whether these kernels know such a product; a `group_size` of 0 stands for 8 bits."""
-    packing = Packing(bits=4 if group_size else 8, group_size=group_size)
-    is_narrow = x.dtype.itemsize == 2 and x.shape[0] >= FEWEST_TOKENS
-    num_tokens, num_inputs = x.shape
-    return is_narrow and choose_tile(packing, num_tokens, num_inputs, num_outputs) is not None
+def knows_int4_step(x: Float[Array, "T K"], num_outputs: int, group_size: int) -> bool:
+    """Whether `int4_step` is fastest: for some tokens, of types and shapes that tiles fill."""
+    tokens = _filled_up(x.shape[0])
+    if tokens is None or x.dtype.itemsize != 2:
+        return False
+    packing = Packing(bits=4, group_size=group_size)
+    return choose_tile(packing, tokens, x.shape[1], num_outputs) is not None
+
+
+def int4_step(
+    x: Float[Array, "T K"],
+    kernel: Int32[Array, "N words"],
+    scale: Float32[Array, "G N"],
+    zero: UInt8[Array, "G N"],
+    *,
+    group_size: int,
+) -> Float[Array, "T N"]:
+    """x @ weights.T, as `hopper_int4` computes it for a step that is filled up."""
+    filled = _filled_up(x.shape[0])
+    assert filled is not None, "see `knows_int4_step`"
+    rows = jnp.pad(x, ((0, filled - x.shape[0]), (0, 0)))
+    return hopper_int4(rows, kernel, scale, zero, group_size=group_size)[: x.shape[0]]
+
+
+def _filled_up(num_tokens: int) -> int | None:
+    if num_tokens <= STEP_TOKENS[0] // 2:
+        return None
+    return next((size for size in STEP_TOKENS if num_tokens <= size), None)
 
 
 def hopper_int4(
@@ -86,7 +111,7 @@ def _matmul(
 ) -> Float[Array, "T N"]:
     (num_tokens, num_inputs), num_outputs = x.shape, words.shape[0]
     tile = tile or choose_tile(packing, num_tokens, num_inputs, num_outputs)
-    assert tile is not None, "no tile fills this matrix: see `can_multiply`"
+    assert tile is not None, "no tile fills this matrix"
     x_stages, stages = tile.stages(packing)
     x = jnp.pad(x, ((0, -num_tokens % tile.tokens), (0, 0)))
     out = output_of(x, num_outputs, x.dtype, tile.splits)

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Float32, Int8, Int32, Num, UInt8
 
 from swiftjax.kernels import _triton
 from swiftjax.kernels import quantized_reference as reference
+from swiftjax.kernels.hopper_matmul import int4_step, knows_int4_step
 from swiftjax.kernels.implementation import Implementation, choose_implementation, runs_triton
 from swiftjax.kernels.int4_matmul import int4_tiles
 from swiftjax.kernels.narrow_matmul import narrow_matmul
@@ -45,7 +46,9 @@ def int4_matmul(
 ) -> Float[Array, "T N"]:
     """x @ weights.T for weights packed as `packed_int4` says."""
     chosen = implementation or choose_implementation(jax.default_backend())
-    if _is_for_triton(x.shape[0], x.dtype, implementation):
+    if chosen == "mosaic" and knows_int4_step(x, kernel.shape[0], group_size):
+        run = int4_step
+    elif _is_for_triton(x.shape[0], x.dtype, implementation):
         run = int4_tiles
     elif runs_triton(chosen) or (chosen == "xla" and jax.default_backend() == "gpu"):
         run = multiply_written_out

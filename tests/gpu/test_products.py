@@ -7,10 +7,12 @@ import jax
 import numpy as np
 import pytest
 
+from swiftjax import kernels
 from swiftjax.kernels import _triton
 from swiftjax.kernels.hopper_matmul import hopper_int4, hopper_int8
 from swiftjax.kernels.hopper_work import HopperTile
 from tests.kernels.test_hopper_matmul import (
+    SHAPES,
     dense_int4,
     dense_int8,
     int4_weights,
@@ -54,6 +56,15 @@ def test_products_on_hopper_equal_dense(shape: tuple[int, int], num_tokens: int)
     assert worst_row(multiply4(x, *int4), x, dense_int4(int4, shape[0], 128)) < 5e-3
     assert worst_row(multiply8(x, *int8), x, dense_int8(*int8)) < 5e-3
     np.testing.assert_array_equal(multiply4(x, *int4), multiply4(x, *int4))
+
+
+@pytest.mark.skipif(_triton.capability() != _triton.HOPPER, reason="needs a Hopper GPU")
+@pytest.mark.parametrize("num_tokens", [37, 64, 100, 256])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_steps_of_a_model_on_hopper_equal_dense(shape: tuple[int, int], num_tokens: int) -> None:
+    x, weights = rows(num_tokens, shape[0]), int4_weights(*shape, 128)
+    multiply = jax.jit(partial(kernels.int4_matmul, group_size=128, implementation="mosaic"))
+    assert worst_row(multiply(x, *weights), x, dense_int4(weights, shape[0], 128)) < 5e-3
 
 
 @pytest.mark.skipif(_triton.capability() != _triton.HOPPER, reason="needs a Hopper GPU")

@@ -5,14 +5,16 @@ compiles, and with which registers, stands in `test_compiled.py`; `tests/gpu` ru
 """
 
 import itertools
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from swiftjax.kernels import packed_int4
-from swiftjax.kernels.hopper_matmul import can_multiply, hopper_int4, hopper_int8
+from swiftjax import kernels
+from swiftjax.kernels import hopper_matmul, packed_int4
+from swiftjax.kernels.hopper_matmul import hopper_int4, hopper_int8, knows_int4_step
 from swiftjax.kernels.hopper_weights import (
     Packing,
     half_exponents,
@@ -145,9 +147,25 @@ def test_chosen_tiles_fit_and_leave_copies_time(packing: Packing) -> None:
         assert parts * (tile.splits - 1) < shape[0] // packing.step, "a part without steps"
 
 
-def test_what_fills_no_tile_is_left_to_others() -> None:
-    wide, narrow = rows(64, 256), rows(64, 576)
-    assert can_multiply(wide, 256, 128) and can_multiply(wide, 128, 0)
-    assert not can_multiply(wide, 192, 128) and not can_multiply(narrow, 256, 64)
-    assert not can_multiply(wide[:8], 256, 128)
-    assert not can_multiply(wide.astype(jnp.float32), 256, 128)
+def test_a_step_is_filled_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hopper_matmul, "STEP_TOKENS", (16,))
+    x, arrays = rows(11, 128), int4_weights(128, 128, 128)
+    assert knows_int4_step(x, 128, 128)
+    run = partial(kernels.int4_matmul, group_size=128, implementation="mosaic")
+    y = jax.jit(run)(x, *arrays)
+    assert y.shape == (11, 128) and y.dtype == x.dtype
+    assert worst_row(y, x, exact_int4(arrays, 128, 128)) < 4e-3
+
+
+def test_other_steps_are_left_to_others() -> None:
+    known = [tokens for tokens in (8, 32, 33, 64, 65, 256, 257) if knows(tokens)]
+    assert known == [33, 64, 65, 256]
+    assert knows(64, outputs=128) and not knows(64, outputs=192)
+    assert not knows(64, inputs=576) and not knows(64, dtype=jnp.dtype(jnp.float32))
+
+
+def knows(
+    tokens: int, *, inputs: int = 256, outputs: int = 256, dtype: jnp.dtype | None = None
+) -> bool:
+    x = rows(tokens, inputs)
+    return knows_int4_step(x if dtype is None else x.astype(dtype), outputs, 128)
