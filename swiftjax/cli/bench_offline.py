@@ -9,8 +9,10 @@ import typer
 from swiftjax.cli.bench_report import FILES, read_peaks, report, run_of
 from swiftjax.cli.loading import load_core
 from swiftjax.cli.options import (
+    ENGINE_DEFAULTS,
     Deterministic,
     DtypeOption,
+    GpuMemoryUtilization,
     Implementation,
     KVCacheDtypeOption,
     LoadFormatOption,
@@ -43,6 +45,7 @@ def offline(
     max_batch_size: Seqs = None,
     max_num_batched_tokens: Tokens = None,
     max_model_len: Length = None,
+    gpu_memory_utilization: GpuMemoryUtilization = ENGINE_DEFAULTS.gpu_memory_utilization,
     implementation: Implementation = None,
     overlap: Overlap = None,
     deterministic: Deterministic = False,
@@ -63,6 +66,7 @@ def offline(
         quantization=quantization(quant_type), kv_cache_dtype=kv_cache_dtype,
         max_batch_size=max_batch_size,
         max_num_batched_tokens=max_num_batched_tokens, max_model_len=max_model_len,
+        gpu_memory_utilization=gpu_memory_utilization,
         implementation=implementation, overlap=overlap, deterministic=deterministic,
         prompt_attention=prompt_attention,
         prefix_cache=False, swap_space_gib=0.0, max_queue_len=1 << 20,
