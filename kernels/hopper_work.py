@@ -19,8 +19,11 @@ NEIGHBOURS = 8  # tiles of tokens that share weights while these are in the L2
 SHARED_BYTES = 224 * 1024  # of 227: barriers and what alignment wastes need the rest
 MOST_STAGES = 16
 LEAST_STEPS = 8  # of a part of the sum
-# For choosing a tile, in cycles of a multiprocessor; read off the compiler's output, not measured.
-L2_BYTES, TILE_CYCLES = 28, 2500
+# For choosing a tile, in cycles of a multiprocessor; fitted to 18 products of int4 on an H200,
+# which it gives within 6 % (benchmarks/NOTES.md). A step's own; how much is not hidden of
+# multiplying and unpacking, as the compiler's output has them, and of storing; adding parts.
+STEP_CYCLES, MULTIPLIED, UNPACKED, STORED, ADD_CYCLES = 313, 0.77, 0.89, 0.69, 2400
+L2_BYTES = 28  # that a multiprocessor gets in a cycle
 
 Ref = Any
 
@@ -70,20 +73,19 @@ class HopperTile:
         return num_inputs % packing.step == 0 and num_outputs % self.outputs == 0
 
     def cycles(self, packing: Packing, num_tokens: int, num_inputs: int, num_outputs: int) -> float:
-        """About how long a product takes: rounds of all multiprocessors, times one tile.
-
-        A step costs what takes longest of it: multiplying, unpacking, or copying from the L2.
-        """
+        """About how long a product takes: rounds of all multiprocessors, times one tile."""
         work = self.splits * (num_outputs // self.outputs) * -(-num_tokens // self.tokens)
         multiplied = self.outputs * self.tokens * packing.step / 2048
-        unpacked = self.outputs * packing.step / (35 if self.scales_late else 22)
+        # Scales of sums cost less than those of weights, but as much more as there are tokens.
+        scaling = 0.54 + 0.0032 * self.tokens if self.scales_late else 1.0
+        unpacked = scaling * self.outputs * packing.step / 22
         copied = (2 * self.tokens * packing.step + 4 * self.outputs * WORDS) / L2_BYTES
+        step = max(STEP_CYCLES + MULTIPLIED * multiplied + UNPACKED * unpacked, copied)
         share = -(-(num_inputs // packing.step) // self.splits)
-        stored = self.outputs * self.tokens * self.itemsize / L2_BYTES
-        if self.splits > 1:
-            stored *= 2
-        tile = share * max(multiplied, unpacked, copied) + stored + TILE_CYCLES
-        return -(-work // NUM_CORES) * tile
+        # Parts of a sum are written and read again.
+        passes, added = (1, 0) if self.splits == 1 else (2, ADD_CYCLES)
+        stored = STORED * passes * self.outputs * self.tokens * self.itemsize / L2_BYTES
+        return -(-work // NUM_CORES) * (share * step + stored) + added
 
 
 def possible_tiles(

@@ -6,6 +6,7 @@ Everything it calls is finished when its constructor returns. Called by `api.py`
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -152,7 +153,8 @@ def _load_runner(
         kept=kept_programs(),
     )
     params = programs.model.bind(load_params(opened, progress))
-    state = make_state(
+    state = partial(
+        make_state,
         opened.config,
         max_num_seqs=sizes.max_num_seqs,
         num_pages=memory.num_pages,

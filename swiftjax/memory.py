@@ -11,6 +11,8 @@ from swiftjax.errors import InvalidRequestError
 from swiftjax.model_config import ModelConfig
 
 GIB = 1024**3
+# What samplers ask an H200 for, a score; the compiler's analysis has 25.
+SAMPLER_BYTES = 60
 
 
 class DeviceMemory(NamedTuple):
@@ -56,12 +58,12 @@ class MemoryPlan:
 def temporaries(config: ModelConfig, *, num_tokens: int, num_rows: int, itemsize: int) -> int:
     """Bytes the largest step needs beside weights and cache.
 
-    What the compiler asks for on an H200 (`memory_analysis`; a GPU test compares), and a quarter
-    more: the residual stream twice, and around it either the two halves of the MLP and their
-    product, or queries, keys, values and what attention makes of them. Activations in 8 bits come
-    of float32 halves. Many tokens are multiplied by a matrix of 4 or 8 bits after it was written
-    out. Forward pass and sampler (25 bytes a score) take turns; hidden rows and logits outlive
-    them, the logits of two steps at once.
+    Of the forward pass what the compiler asks for (`memory_analysis`; a GPU test compares) and a
+    quarter more: the residual stream twice, and around it either the two halves of the MLP and
+    their product, or queries, keys, values and what attention makes of them. Activations in 8 bits
+    come of float32 halves. Many tokens are multiplied by a matrix of 4 or 8 bits after it was
+    written out. Passes and samplers take turns; hidden rows outlive them, and the logits of two
+    steps.
     """
     hidden, inner = config.hidden_size, config.intermediate_size
     kind = config.quantization.kind if config.quantization else None
@@ -75,7 +77,7 @@ def temporaries(config: ModelConfig, *, num_tokens: int, num_rows: int, itemsize
         forward = max(forward, written_out + halves)
     scores = num_rows * config.vocab_size
     kept = (num_tokens * hidden + 2 * scores) * itemsize
-    return (max(forward, 25 * scores) + kept) * 5 // 4
+    return max(forward * 5 // 4, SAMPLER_BYTES * scores) + kept
 
 
 def plan_pages(

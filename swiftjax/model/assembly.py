@@ -4,6 +4,8 @@ Programs are made from shapes alone, so they can be had before any weight is rea
 `swiftjax/build.py`, which does these steps one by one, and by whoever needs no engine.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
@@ -88,8 +90,8 @@ def make_runner(
         implementation=implementation,
         kv_cache_dtype=kv_cache_dtype,
     )
-    state = make_state(
-        config, max_num_seqs=max_num_seqs, num_pages=num_pages, page_size=page_size,
+    state = partial(
+        make_state, config, max_num_seqs=max_num_seqs, num_pages=num_pages, page_size=page_size,
         kv_cache_dtype=kv_cache_dtype,
     )  # fmt: skip
     return ModelRunner(programs, programs.model.bind(params), state)

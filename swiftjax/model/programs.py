@@ -57,9 +57,9 @@ class Programs:
     """
 
     def __init__(self, model: StepModel, state: State, kept: KeptPrograms | None = None) -> None:
-        """`state` is abstract; `kept` are programs of earlier starts."""
+        """`state` is of shapes alone; `kept` are programs of earlier starts."""
         self.model = model
-        self._state = state
+        self.state = state
         self._kept = kept
         self._compiled: dict[tuple[Any, ...], jax.stages.Compiled] = {}
 
@@ -98,7 +98,7 @@ class Programs:
     @property
     def num_mask_words(self) -> int:
         """Words in a row of token masks."""
-        return -(-self._state.counts.shape[1] // 32)
+        return -(-self.state.counts.shape[1] // 32)
 
     def _get(self, key: tuple[Any, ...], make: Callable[[], Program]) -> jax.stages.Compiled:
         if (found := self._compiled.get(key)) is None:
@@ -130,7 +130,7 @@ class Programs:
             return logits, total, hidden if is_mixed else None, kv_cache
 
         packed = _words(packed_sizes(shape)[0])
-        state = self._state
+        state = self.state
         return Program(
             step=forward,
             arguments=(model.abstract_params, state.kv_cache, state.last_tokens, packed),
@@ -141,9 +141,9 @@ class Programs:
 
     def _sampler_program(self, num_rows: int, kind: Sampler) -> Program:
         shape = BatchShape(num_tokens=num_rows, num_seqs=num_rows, max_pages=1)
-        logits = jax.ShapeDtypeStruct((num_rows, self._state.counts.shape[1]), self.model.dtype)
+        logits = jax.ShapeDtypeStruct((num_rows, self.state.counts.shape[1]), self.model.dtype)
         total = jax.ShapeDtypeStruct((num_rows,), jnp.float32)
-        args = (logits, total, self._state.last_tokens, _words(packed_sizes(shape)[1]))
+        args = (logits, total, self.state.last_tokens, _words(packed_sizes(shape)[1]))
         if kind != "full":
             step = partial(_choose, _SIMPLE_SAMPLERS[kind])
             return Program(step=step, arguments=args, result=(0, 0), donated=(2,))
@@ -153,7 +153,7 @@ class Programs:
         masks = jax.ShapeDtypeStruct((num_rows, self.num_mask_words), jnp.int32)
         return Program(
             step=_choose_fully,
-            arguments=(*args, self._state.counts, edits, masks),
+            arguments=(*args, self.state.counts, edits, masks),
             result=(0, 0, 0, 0),
             donated=(2, 4),
         )

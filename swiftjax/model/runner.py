@@ -37,15 +37,23 @@ NO_MOVES = PageMoves()
 class ModelRunner:
     """Compiles, warms up and dispatches steps."""
 
-    def __init__(self, programs: Programs, params: tuple[Array, ...], state: State) -> None:
-        """`params` are bound by the model of `programs`."""
+    def __init__(
+        self, programs: Programs, params: tuple[Array, ...], make_state: Callable[[], State]
+    ) -> None:
+        """`params` are bound by the model of `programs`; `make_state` is called once, when needed.
+
+        The cache takes all memory that is left, of which the compiler wants some for trying out
+        products.
+        """
         self._programs = programs
         self._params = params
-        self._state = state
+        self._make_state = make_state
+        self._made: State | None = None
         self._swap: KVSwap | None = None
         self._fingerprint: str | None = None
         self.copies = PageCopies()
-        pages = state.kv_cache.keys[0]
+        state = programs.state
+        pages = jax.tree.leaves(state.kv_cache)[0]
         self._num_slots = pages.shape[0] * pages.shape[2]
         self._no_edits: dict[int, TokenEdits] = {}  # on the device, by number of rows
         self._no_masks: dict[int, Array] = {}  # the same
@@ -53,6 +61,16 @@ class ModelRunner:
         values = jax.ShapeDtypeStruct(state.counts.shape[1:], state.counts.dtype)
         row = jax.ShapeDtypeStruct((), jnp.int32)
         self._set_counts = set_row.lower(state.counts, row, values).compile()
+
+    @property
+    def _state(self) -> State:
+        if self._made is None:
+            self._made = self._make_state()
+        return self._made
+
+    @_state.setter
+    def _state(self, state: State) -> None:
+        self._made = state
 
     @property
     def num_compiles(self) -> int:
@@ -67,11 +85,11 @@ class ModelRunner:
         `progress` is called with (done, total) after each program.
         """
         start, todo = time.monotonic(), self._programs.of_shapes(list(shapes))
-        self._swapper()
         with ThreadPoolExecutor(max_workers=NUM_THREADS) as pool:
             for done, _ in enumerate(pool.map(lambda compile: compile(), todo), start=1):
                 if progress is not None:
                     progress(done, len(todo))
+        self._swapper()
         return time.monotonic() - start
 
     def measure(self, shape: BatchShape) -> tuple[float, float]:
@@ -93,12 +111,11 @@ class ModelRunner:
         """
         if moves != NO_MOVES:
             self.move(moves)
-        kv_cache, last_tokens, counts = self._state
         shape = batch.shape
         packed = pack(batch)
-        logits, total, hidden, kv_cache = self._programs.forward(shape)(
-            self._params, kv_cache, last_tokens, packed.step
-        )
+        forward = self._programs.forward(shape)
+        kv_cache, last_tokens, counts = self._state
+        logits, total, hidden, kv_cache = forward(self._params, kv_cache, last_tokens, packed.step)
         kind, top = choose_sampler(batch), None
         sampler = self._programs.sampler(shape.num_seqs, kind)
         if kind == "full":
@@ -133,7 +150,7 @@ class ModelRunner:
         """What tells model, weights and type of pages from all others; made on the first call."""
         if self._fingerprint is None:
             model = self._programs.model
-            stored = jax.tree.leaves(self._state.kv_cache)[0].dtype.name
+            stored = jax.tree.leaves(self._programs.state.kv_cache)[0].dtype.name
             described = f"{model.config!r} {stored}"
             self._fingerprint = fingerprint(described, model.weights(self._params))
         return self._fingerprint

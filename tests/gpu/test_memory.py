@@ -7,7 +7,7 @@ import pytest
 
 from swiftjax.batch import BatchShape
 from swiftjax.converters.quantize import with_quantization
-from swiftjax.memory import temporaries
+from swiftjax.memory import GIB, temporaries
 from swiftjax.model.assembly import make_programs
 from swiftjax.quantization import Quantization, QuantType
 from swiftjax.shapes import SHAPES
@@ -42,4 +42,4 @@ def test_the_largest_step_takes_what_was_planned(kind: QuantType | None) -> None
     forward, kept = asked_for(programs.forward(shape))
     sampler, _ = asked_for(programs.sampler(ROWS, "full"))
     planned = temporaries(model, num_tokens=TOKENS, num_rows=ROWS, itemsize=2)
-    assert max(forward, sampler) + kept <= planned <= 1.6 * (max(forward, sampler) + kept)
+    assert max(forward, sampler) + kept <= planned <= max(forward, sampler) + kept + 1.5 * GIB

@@ -4,6 +4,7 @@ import dataclasses
 import logging
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ def make_kept_runner(kept: KeptPrograms | None) -> ModelRunner:
         ONE_LAYER, **SIZES, max_model_len=64, implementation="xla", kept=kept
     )  # fmt: skip
     params = programs.model.bind(tiny_params(ONE_LAYER))
-    return ModelRunner(programs, params, make_state(ONE_LAYER, **SIZES))
+    return ModelRunner(programs, params, partial(make_state, ONE_LAYER, **SIZES))
 
 
 def get_all(programs: Programs) -> None:
