@@ -23,6 +23,7 @@ from swiftjax.kernels.chunk_work import (
     NUM_COMPUTING,
     NUM_STAGES,
     ROWS,
+    TILE_ROWS,
     Arguments,
     Chunks,
     Ref,
@@ -34,7 +35,6 @@ from swiftjax.kernels.quantized_pages import Pages, QuantizedPages
 from swiftjax.kernels.query_blocks import QueryBlocks
 from swiftjax.kernels.streams import Streams
 
-TILE_ROWS = 8
 DTYPES, HEAD_DIMS = ("bfloat16", "float16"), (64, 128)
 # Registers of a thread: what computing and loading warpgroups take from, and leave, each other.
 COMPUTE_REGISTERS, LOAD_REGISTERS = 232, 40
@@ -59,7 +59,10 @@ def chunk_attention(
     scale: float,
     window: int,
 ) -> Float[Array, "T N H"]:
-    """Attend for query blocks of BLOCK_Q tokens; T >= BLOCK_Q. Other rows hold anything."""
+    """Attend for query blocks of BLOCK_Q tokens; T >= BLOCK_Q. Other rows hold anything.
+
+    The blocks are aligned to TILE_ROWS, T is a multiple of it.
+    """
     assert not isinstance(k_pages, QuantizedPages) and not isinstance(v_pages, QuantizedPages)
     num_heads = q.shape[1]
     chunks = Chunks(

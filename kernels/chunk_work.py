@@ -17,6 +17,9 @@ ROWS = 64  # query tokens of a warpgroup, of one head
 BLOCK_Q = NUM_COMPUTING * ROWS
 BLOCK_K = 128  # keys per trip
 NUM_STAGES = 2  # trips whose keys and values are in shared memory
+# Rows of q that lie together in shared memory. A copy is told the tile it begins in and the row of
+# that tile, and takes the same rows of all further tiles: so it must begin where a tile does.
+TILE_ROWS = 8
 MIN_CHUNK = ROWS  # new tokens of a sequence from which on this is not mostly padding
 
 Ref = Any
@@ -71,7 +74,9 @@ class Work(NamedTuple):
     is_there: Any
     head: Any
     sequence: Any
-    start: Any  # first row of the block as it is loaded: near the end of q that is an earlier one
+    # First row of the block as it is loaded, which begins a tile of rows: one before the first to
+    # compute, and near the end of q one well before it.
+    start: Any
     tokens: tuple[Any, Any]  # the rows to compute, from and to
     position: Any  # of row `start`
     newest: Any  # the last position that any row sees
@@ -100,7 +105,9 @@ def take_work(arguments: Arguments, index: Any, num_work: Any, chunks: Chunks) -
     first, end, position = (
         ref[block] for ref in (arguments.first, arguments.end, arguments.position)
     )
-    start = jnp.minimum(first, arguments.q.shape[0] - BLOCK_Q)
+    start = jnp.minimum(
+        first - lax.rem(first, jnp.int32(TILE_ROWS)), arguments.q.shape[0] - BLOCK_Q
+    )
     newest = position + end - first - 1
     trips = jnp.int32(BLOCK_K)
     begin = jnp.int32(0)

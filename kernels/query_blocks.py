@@ -30,31 +30,37 @@ def query_blocks(
     block_q: int,
     min_new: int = 1,
     max_new: int | None = None,
+    align: int = 1,
 ) -> QueryBlocks:
     """List the blocks of sequences with `min_new` to `max_new` new tokens, in token order.
 
-    T // block_q + B + 1 blocks are enough for any mix: a sequence, and the padding as the last
-    one, wastes less than one block.
+    All of a block lies within block_q tokens from a multiple of `align` on, which divides block_q.
+    A sequence, and the padding as the last one, wastes less than one block, and align - 1 tokens
+    in front: (T + (B + 1) (align - 1)) // block_q + B + 1 blocks are enough for any mix.
     """
     starts = jnp.append(query_starts, jnp.int32(num_tokens))
     contexts = jnp.append(context_lens, jnp.int32(0))
-    index = jnp.arange(num_tokens // block_q + contexts.shape[0], dtype=jnp.int32)
+    num_sequences = contexts.shape[0]
+    most = (num_tokens + num_sequences * (align - 1)) // block_q + num_sequences
+    index = jnp.arange(most, dtype=jnp.int32)
     num_new = jnp.diff(starts)
     is_meant = num_new >= min_new
     if max_new is not None:
         is_meant &= num_new <= max_new
-    per_sequence = jnp.where(is_meant, (num_new + (block_q - 1)) // block_q, 0)
+    in_front = starts[:-1] % align
+    per_sequence = jnp.where(is_meant, (in_front + num_new + (block_q - 1)) // block_q, 0)
     ends = jnp.cumsum(per_sequence, dtype=jnp.int32)
     # A comparison with all ends: jnp.searchsorted would be a loop driven by the host on a GPU.
     sequence = (index[:, None] >= ends[None, :]).sum(axis=1, dtype=jnp.int32)
     sequence = jnp.minimum(sequence, contexts.shape[0] - 1)
     first_block = ends[sequence] - per_sequence[sequence]
-    last = starts[sequence + 1]
-    first = jnp.minimum(starts[sequence] + (index - first_block) * block_q, last)
+    begin, last = starts[sequence], starts[sequence + 1]
+    aligned = begin - in_front[sequence] + (index - first_block) * block_q
+    first = jnp.clip(aligned, begin, last)
     return QueryBlocks(
         sequence=sequence,
         first=first,
-        end=jnp.minimum(first + block_q, last),
+        end=jnp.minimum(aligned + block_q, last),
         position=contexts[sequence] - last + first,
         count=ends[-1],
     )

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int32
 
 from swiftjax.kernels import _triton, reference, xla_attention
 from swiftjax.kernels.chunk_attention import can_attend_chunks, chunk_attention
-from swiftjax.kernels.chunk_work import BLOCK_Q, MIN_CHUNK
+from swiftjax.kernels.chunk_work import BLOCK_Q, MIN_CHUNK, TILE_ROWS
 from swiftjax.kernels.implementation import Implementation, check_attention, choose_implementation
 from swiftjax.kernels.page_refs import load_pages, split_page_refs, value_dtype
 from swiftjax.kernels.paged_tile import (
@@ -86,7 +86,9 @@ def ragged_attention(
     attend = partial(block_attention, *arrays, scale=scale, window=window, streams=streams)
     # Bits differ between the two kernels, and which one a token meets depends on its chunk.
     if implementation == "mosaic" and not row_invariant and can_attend_chunks(q, k_pages, streams):
-        blocks = query_blocks(query_starts, context_lens, q.shape[0], BLOCK_Q, min_new=MIN_CHUNK)
+        blocks = query_blocks(
+            query_starts, context_lens, q.shape[0], BLOCK_Q, min_new=MIN_CHUNK, align=TILE_ROWS
+        )
         long = chunk_attention(*arrays[:4], blocks, scale=scale, window=window)
         return attend(max_new=MIN_CHUNK - 1, others=long)
     return attend()

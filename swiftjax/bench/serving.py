@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -73,13 +73,15 @@ def free_port() -> int:
 
 
 @contextmanager
-def serving(flags: Sequence[str], ports: Ports) -> Iterator[Served]:
+def serving(
+    flags: Sequence[str], ports: Ports, environment: Mapping[str, str] | None = None
+) -> Iterator[Served]:
     """Run `swiftjax serve` until the context ends; returns once it is ready."""
     from swiftjax.serving.client import Client
 
     command = [sys.executable, "-m", "swiftjax.cli", "serve", *flags, "--quiet"]
     command += ["--grpc-port", str(ports.grpc), "--port", str(ports.http)]
-    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
     try:
         _wait_until_ready(server, ports)
         with Client(f"127.0.0.1:{ports.grpc}") as client:

@@ -8,7 +8,7 @@ import typer
 
 from swiftjax.cli.bench import Commit, Length, ModelOption, Out, Seqs, Tokens, bench
 from swiftjax.cli.bench_report import check_known, flags_of, report, run_of
-from swiftjax.cli.options import LoadFormatOption
+from swiftjax.cli.options import ENGINE_DEFAULTS, GpuMemoryUtilization, LoadFormatOption
 from swiftjax.errors import SwiftJaxError
 
 
@@ -24,6 +24,7 @@ def serving(
     max_num_seqs: Seqs = None,
     max_num_batched_tokens: Tokens = None,
     max_model_len: Length = None,
+    gpu_memory_utilization: GpuMemoryUtilization = ENGINE_DEFAULTS.gpu_memory_utilization,
     out: Out = None,
     commit: Commit = None,
 ) -> None:
@@ -34,12 +35,15 @@ def serving(
     from swiftjax.bench import serving as online
     from swiftjax.bench.lengths import Throughput
 
-    # This process asks jax for the device's name only; its memory is the server's.
+    # This process asks jax for the device's name only; its memory is the server's, which takes it
+    # all at once: piece by piece, what lies between the pieces is lost.
+    of_server = dict(os.environ)
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     sizes = flags_of(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=max_model_len,
+        gpu_memory_utilization=gpu_memory_utilization,
     )
     flags = [model, "--load-format", load_format, *sizes, "--no-prefix-cache"]
     case = Throughput(32, (8, 64), (8, 64)) if small else Throughput()
@@ -49,7 +53,7 @@ def serving(
     rates += (rate or [2.0, 8.0, 16.0, 32.0]) if "W4" in workloads else []
     ports = online.Ports(grpc=online.free_port(), http=online.free_port())
     num_compiles = 0.0
-    with online.serving(flags, ports) as served:
+    with online.serving(flags, ports, of_server) as served:
         for name, arrivals in itertools.product(protocol or ["grpc", "http"], rates):
             run = run_of(served.dtype, model, commit, None)
             run.flags.update(protocol=name, rate=arrivals)
