@@ -11,7 +11,7 @@ from swiftjax.errors import InvalidRequestError
 from swiftjax.model_config import ModelConfig
 
 GIB = 1024**3
-# What samplers ask an H200 for, a score; the compiler's analysis has 25.
+# What is kept for samplers, a score: 25 by the compiler; with this an H200 has run.
 SAMPLER_BYTES = 60
 
 
