@@ -22,7 +22,7 @@ import jax
 
 from benchmarks.quantized_problems import (
     AS_CALLED,
-    HOPPER_KINDS,
+    COMPARED_KINDS,
     KINDS,
     Forms,
     Matmul,
@@ -161,9 +161,9 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--commit")
     args = parser.parse_args()
     is_mosaic = args.sweep == "mosaic"
-    kinds = HOPPER_KINDS if is_mosaic else KINDS if args.sweep else ("bf16", *KINDS)
+    kinds = ("int4",) if is_mosaic else KINDS if args.sweep else ("bf16", *KINDS)
     swept = SWEPT_MOSAIC_TOKENS if is_mosaic else SWEPT_TOKENS
-    args.kind = args.kind or (("bf16", *HOPPER_KINDS) if args.compare else kinds)
+    args.kind = args.kind or (COMPARED_KINDS if args.compare else kinds)
     args.tokens = args.tokens or (
         COMPARED_TOKENS if args.compare else swept if args.sweep else TOKENS
     )

@@ -16,8 +16,7 @@ from jax import lax
 from swiftjax import kernels
 from swiftjax.kernels import _triton
 from swiftjax.kernels import quantized_reference as reference
-from swiftjax.kernels.hopper_matmul import hopper_int4, hopper_int8
-from swiftjax.kernels.hopper_weights import Packing
+from swiftjax.kernels.hopper_matmul import hopper_int4
 from swiftjax.kernels.hopper_work import HopperTile, possible_tiles
 from swiftjax.kernels.int4_matmul import int4_tiles
 from swiftjax.kernels.narrow_matmul import narrow_matmul
@@ -28,7 +27,7 @@ from swiftjax.model.linear import packed_params
 from swiftjax.quantization import WeightFormat
 
 KINDS = ("int4", "int8", "fp8", "w8a8")
-HOPPER_KINDS = ("int4", "int8")
+COMPARED_KINDS = ("bf16", "int4", "int8")
 GROUP_SIZE = 128
 ROTATED_BYTES = 1.2e9
 TOLERANCE, CHECKED_OUTPUTS = 2e-2, 256
@@ -121,23 +120,21 @@ def apart(x: jax.Array, kernel: jax.Array, scale: jax.Array) -> jax.Array:
 def compared_forms(problem: Problem, tokens: int) -> Forms:
     """The present form and those that may replace it."""
     forms = {AS_CALLED: called(problem.kind)}
-    if problem.kind not in HOPPER_KINDS:
+    if problem.kind == "int8" and tokens > MOST_TOKENS:
+        forms["weights written out apart"] = apart
+    if problem.kind != "int4":
         return forms
     best = hopper_tiles(problem, tokens)
     if tokens > MOST_TOKENS:
-        if problem.kind == "int8":
-            forms["weights written out apart"] = apart
         best = [tile for tile in best if not tile.scales_late][:2]
     else:
         best = [*{tile.scales_late: tile for tile in reversed(best)}.values()]
-    return forms | {told(tile): on_hopper(problem.kind, tile) for tile in best}
+    return forms | {told(tile): on_hopper(tile) for tile in best}
 
 
-def on_hopper(kind: str, tile: HopperTile | None = None) -> Matmul:
-    """The Mosaic kernel, with the tile that it chooses or one given."""
-    if kind == "int4":
-        return partial(hopper_int4, group_size=GROUP_SIZE, tile=tile)
-    return partial(hopper_int8, tile=tile)
+def on_hopper(tile: HopperTile) -> Matmul:
+    """The Mosaic kernel of int4 with a tile given."""
+    return partial(hopper_int4, group_size=GROUP_SIZE, tile=tile)
 
 
 def with_tile(kind: str, tile: MatmulTile) -> Matmul:
@@ -191,15 +188,15 @@ def triton_tiles(kind: str, problem: Problem, tokens: int) -> Iterator[MatmulTil
 def mosaic_forms(problem: Problem, tokens: int) -> Forms:
     """The tiles that should be fastest, the chosen one first."""
     tiles = hopper_tiles(problem, tokens)[:MOSAIC_TILES]
-    return {told(tile): on_hopper(problem.kind, tile) for tile in tiles}
+    return {told(tile): on_hopper(tile) for tile in tiles}
 
 
 def hopper_tiles(problem: Problem, tokens: int) -> list[HopperTile]:
     """For every size of tile the splits that should be best; the fastest size first."""
-    packing = Packing(bits=4, group_size=GROUP_SIZE) if problem.kind == "int4" else Packing(bits=8)
-    numbers = (packing, tokens, problem.inputs, problem.outputs)
+    numbers = (tokens, problem.inputs, problem.outputs)
+    tiles = possible_tiles(*numbers, group_size=GROUP_SIZE)
     best: dict[Any, HopperTile] = {}
-    for tile in sorted(possible_tiles(*numbers), key=lambda tile: tile.cycles(*numbers)):
+    for tile in sorted(tiles, key=lambda tile: tile.cycles(*numbers)):
         best.setdefault((tile.tokens, tile.rows, tile.scales_late), tile)
     return [*best.values()]
 

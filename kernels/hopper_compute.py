@@ -9,38 +9,37 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from swiftjax.kernels import _mosaic
-from swiftjax.kernels.hopper_weights import INPUTS, shifted_zero, unpack, unpack_unscaled
+from swiftjax.kernels.hopper_weights import PARTS, shifted_zero, unpack, unpack_unscaled
 from swiftjax.kernels.hopper_work import BLOCK, HopperTile, Program, Work
 
 
 def compute(program: Program, exponents: list[jax.Array], work: Work, done: Any) -> None:
     """Multiply the rows of one warpgroup and store them."""
-    arguments, _, packing, tile = program
-    add_up = _add_up_unscaled if tile.scales_late else _add_up
-    sums = add_up(program, exponents, work, done)
-    if not packing.groups:
-        scale = _mosaic.load_column(arguments.scale.at[_rows_of(tile, work)])
-        sums = sums * lax.broadcast_in_dim(scale, sums.shape, [0])
-    _store(program, work, sums)
+    add_up = _add_up_unscaled if program.tile.scales_late else _add_up
+    _store(program, work, add_up(program, exponents, work, done))
 
 
 def _add_up(program: Program, exponents: list[jax.Array], work: Work, done: Any) -> jax.Array:
     """Multiply weights that have their scales, without waiting between steps."""
-    arguments, shared, packing, tile = program
+    arguments, shared, _, tile = program
     num_pieces = jnp.int32(shared.x.shape[0])
+    # A product reads its weights from registers until it is done, and one is still at work when
+    # the next weights are unpacked. Each product of a step has registers of its own, but the same
+    # ones in every step: were there one product to a step, they would be overwritten under it.
+    assert PARTS * tile.blocks >= 2
 
     def step(number: Any, add: _mosaic.Add) -> None:
         trip = done + number - work.begin
         stage = lax.rem(trip, jnp.int32(shared.words.shape[0]))
         _mosaic.wait(shared.words_are_there.at[stage])
         blocks = [_load_block(program, stage, i) for i in range(tile.blocks)]
-        for part in range(packing.parts):
-            piece = trip * packing.parts + part
+        for part in range(PARTS):
+            piece = trip * PARTS + part
             stage_of_x = lax.rem(piece, num_pieces)
             before = lax.rem(piece + num_pieces - 1, num_pieces)
             is_first = (number == work.begin) & (part == 0)
             for i, block in enumerate(blocks):
-                weights = unpack(packing, *block, part, exponents, arguments.x.dtype)
+                weights = unpack(*block, part, exponents, arguments.x.dtype)
                 if i == 0:
                     _mosaic.wait(shared.x_is_there.at[stage_of_x])
                 add(i * BLOCK, weights, shared.x.at[stage_of_x])
@@ -53,7 +52,7 @@ def _add_up(program: Program, exponents: list[jax.Array], work: Work, done: Any)
         _mosaic.arrive(shared.words_are_free.at[stage])
 
     sums = _mosaic.add_up_trips((tile.rows, tile.tokens), work.begin, work.end, step)
-    last = (done + work.num_steps) * packing.parts - 1
+    last = (done + work.num_steps) * PARTS - 1
     _mosaic.arrive(shared.x_is_free.at[lax.rem(last, num_pieces)])
     return sums
 
@@ -62,19 +61,17 @@ def _add_up_unscaled(
     program: Program, exponents: list[jax.Array], work: Work, done: Any
 ) -> jax.Array:
     """Multiply whole numbers group by group, and scale the sums of each."""
-    arguments, shared, packing, tile = program
+    arguments, shared, groups, tile = program
     shape, dtype = (tile.rows, tile.tokens), arguments.x.dtype
-    parts = packing.group_size // INPUTS  # of a group
-    assert shared.scale is not None
-    scale = shared.scale
+    parts = PARTS // groups  # of a group
 
     def step(number: Any, total: jax.Array) -> jax.Array:
         trip = done + number - work.begin
         stage = lax.rem(trip, jnp.int32(shared.words.shape[0]))
         _mosaic.wait(shared.words_are_there.at[stage])
         blocks = [_load_block(program, stage, i) for i in range(tile.blocks)]
-        for group in range(packing.groups):
-            first = trip * packing.parts + group * parts
+        for group in range(groups):
+            first = trip * PARTS + group * parts
             stages = [lax.rem(first + i, jnp.int32(shared.x.shape[0])) for i in range(parts)]
 
             def multiply(add: _mosaic.Add, group: int = group, stages: list = stages) -> None:
@@ -87,11 +84,13 @@ def _add_up_unscaled(
                         add(j * BLOCK, weights, shared.x.at[at])
                         _mosaic.wait_products(1)
 
+            # Waits for all products of the group, and within it each has registers of its own:
+            # none are overwritten while they are read, as they could be in `_add_up`.
             sums = _mosaic.add_up(shape, multiply)
             for at in stages:
                 _mosaic.arrive(shared.x_is_free.at[at])
             mine = pl.ds(lax.axis_index("warpgroup") * tile.rows, tile.rows)
-            factor = _mosaic.load_column(scale.at[stage, group, mine])
+            factor = _mosaic.load_column(shared.scale.at[stage, group, mine])
             total = total + sums * lax.broadcast_in_dim(factor, shape, [0])
         _mosaic.arrive(shared.words_are_free.at[stage])
         return total
@@ -104,12 +103,10 @@ def _load_block(
     program: Program, stage: Any, block: int
 ) -> tuple[jax.Array, list[jax.Array], list[jax.Array]]:
     """Words, scales and zero points of a step, for one of a warpgroup's blocks of rows."""
-    _, shared, packing, tile = program
+    _, shared, groups, tile = program
     rows = pl.ds(lax.axis_index("warpgroup") * tile.rows + block * BLOCK, BLOCK)
     words = _mosaic.matrix(shared.words[stage, rows])
-    if shared.scale is None or shared.zero is None:
-        return words, [], []
-    at = [(stage, group, rows) for group in range(packing.groups)]
+    at = [(stage, group, rows) for group in range(groups)]
     scales = [_mosaic.load_column(shared.scale.at[i]) for i in at]
     zeros = [_mosaic.load_column(shared.zero.at[i]).astype(jnp.float32) for i in at]
     return words, scales, zeros

@@ -1,10 +1,10 @@
-"""Products with weights of 4 and 8 bits on Hopper GPUs: another implementation, for many tokens.
+"""Products with weights of 4 bits on Hopper GPUs: another implementation, for many tokens.
 
 Computes the transposed product: weights are the tensor cores' first operand, which may lie in
 registers, so they are unpacked where they are multiplied, and tokens the second. A program is two
 warpgroups that compute and one that loads; each of the two unpacks while the other multiplies.
-There is one program on each multiprocessor, and it takes tiles until there are none left. Layouts
-are those of `packed_int4.py` and `quantized_reference.py`.
+There is one program on each multiprocessor, and it takes tiles until there are none left. The
+layout is that of `packed_int4.py`.
 """
 
 from collections.abc import Callable
@@ -15,11 +15,18 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
-from jaxtyping import Array, Float, Float32, Int8, Int32, UInt8
+from jaxtyping import Array, Float, Float32, Int32, UInt8
 
 from swiftjax.kernels import _mosaic
 from swiftjax.kernels.hopper_compute import compute
-from swiftjax.kernels.hopper_weights import INPUTS, WORDS, Packing, half_exponents
+from swiftjax.kernels.hopper_weights import (
+    INPUTS,
+    PARTS,
+    STEP,
+    WORDS,
+    float_exponents,
+    half_exponents,
+)
 from swiftjax.kernels.hopper_work import (
     NUM_COMPUTING,
     Arguments,
@@ -47,8 +54,7 @@ def knows_int4_step(x: Float[Array, "T K"], num_outputs: int, group_size: int) -
     tokens = _filled_up(x.shape[0])
     if tokens is None or x.dtype.itemsize != 2:
         return False
-    packing = Packing(bits=4, group_size=group_size)
-    return choose_tile(packing, tokens, x.shape[1], num_outputs) is not None
+    return choose_tile(tokens, x.shape[1], num_outputs, group_size=group_size) is not None
 
 
 def int4_step(
@@ -72,6 +78,8 @@ def _filled_up(num_tokens: int) -> int | None:
     return next((size for size in STEP_TOKENS if num_tokens <= size), None)
 
 
+# Traced and lowered once for all layers of a model: that takes seconds.
+@partial(jax.jit, static_argnames=("group_size", "tile"))
 def hopper_int4(
     x: Float[Array, "T K"],
     kernel: Int32[Array, "N words"],
@@ -82,44 +90,17 @@ def hopper_int4(
     tile: HopperTile | None = None,
 ) -> Float[Array, "T N"]:
     """x @ weights.T for weights packed as `packed_int4` says; benchmarks pass a tile."""
-    return _matmul(Packing(bits=4, group_size=group_size), x, kernel, [scale, zero], tile)
-
-
-def hopper_int8(
-    x: Float[Array, "T K"],
-    kernel: Int8[Array, "N K"],
-    scale: Float32[Array, " N"],
-    *,
-    tile: HopperTile | None = None,
-) -> Float[Array, "T N"]:
-    """x @ (kernel * scale).T; benchmarks pass a tile."""
-    outputs, inputs = kernel.shape
-    words = lax.bitcast_convert_type(kernel.reshape(outputs, inputs // 4, 4), jnp.int32)
-    # Byte j of word r is input 4r + j: activations are put in the order of planes.
-    planes = x.reshape(x.shape[0], inputs // INPUTS, WORDS, 4).swapaxes(2, 3)
-    return _matmul(Packing(bits=8), planes.reshape(x.shape), words, [scale], tile)
-
-
-# Traced and lowered once for all layers of a model: that takes seconds.
-@partial(jax.jit, static_argnames=("packing", "tile"))
-def _matmul(
-    packing: Packing,
-    x: Float[Array, "T K"],
-    words: Int32[Array, "N words"],
-    scales: list[Array],
-    tile: HopperTile | None,
-) -> Float[Array, "T N"]:
-    (num_tokens, num_inputs), num_outputs = x.shape, words.shape[0]
-    tile = tile or choose_tile(packing, num_tokens, num_inputs, num_outputs)
+    (num_tokens, num_inputs), num_outputs = x.shape, kernel.shape[0]
+    tile = tile or choose_tile(num_tokens, num_inputs, num_outputs, group_size=group_size)
     assert tile is not None, "no tile fills this matrix"
-    x_stages, stages = tile.stages(packing)
+    groups = STEP // group_size
+    x_stages, stages = tile.stages(groups)
     x = jnp.pad(x, ((0, -num_tokens % tile.tokens), (0, 0)))
     out = output_of(x, num_outputs, x.dtype, tile.splits)
-    exponents = [half_exponents(x.dtype)] if tile.scales_late else packing.exponents()
-    grouped = [array for array in scales if packing.groups]
+    exponents = [half_exponents(x.dtype)] if tile.scales_late else float_exponents()
     parts = _mosaic.launch(
-        partial(_kernel, packing, tile),
-        [jnp.asarray(exponents, jnp.int32), x, words, *scales],
+        partial(_kernel, groups, tile),
+        [jnp.asarray(exponents, jnp.int32), x, kernel, scale, zero],
         out,
         scratch=[
             _mosaic.tiles((x_stages, tile.tokens, INPUTS), x.dtype),
@@ -127,12 +108,10 @@ def _matmul(
             _mosaic.tiles((NUM_COMPUTING, 2, tile.stored, tile.rows), out.dtype),
             _mosaic.Barrier(num_barriers=x_stages),
             _mosaic.Barrier(num_arrivals=NUM_COMPUTING, num_barriers=x_stages),
-            _mosaic.Barrier(num_arrivals=1 + len(grouped), num_barriers=stages),
+            _mosaic.Barrier(num_arrivals=3, num_barriers=stages),  # words, scale, zero
             _mosaic.Barrier(num_arrivals=NUM_COMPUTING, num_barriers=stages),
-            *(
-                _mosaic.lines((stages, packing.groups, tile.outputs), array.dtype)
-                for array in grouped
-            ),
+            _mosaic.lines((stages, groups, tile.outputs), scale.dtype),
+            _mosaic.lines((stages, groups, tile.outputs), zero.dtype),
         ],
         num_programs=min(_mosaic.num_multiprocessors(), count_work(tile, x.shape[0], num_outputs)),
         num_warpgroups=NUM_COMPUTING + 1,
@@ -140,11 +119,9 @@ def _matmul(
     return add_parts(parts, x.dtype)[:num_tokens]
 
 
-def _kernel(packing: Packing, tile: HopperTile, *refs: Ref) -> None:
-    exponents, x, words, scale, *zero, out = refs[: 6 if packing.groups else 5]
-    arguments = Arguments(exponents, x, words, scale, zero[0] if zero else None, out)
-    shared = Shared(*refs[6 if packing.groups else 5 :])
-    whole = Program(arguments, shared, packing, tile)
+def _kernel(groups: int, tile: HopperTile, *refs: Ref) -> None:
+    arguments, shared = Arguments(*refs[:6]), Shared(*refs[6:])
+    whole = Program(arguments, shared, groups, tile)
     warpgroup = lax.axis_index("warpgroup")
     program, programs = lax.axis_index("program"), jnp.int32(lax.axis_size("program"))
     num_work = jnp.int32(count_work(tile, *arguments.out.shape[1:]))
@@ -160,7 +137,7 @@ def _kernel(packing: Packing, tile: HopperTile, *refs: Ref) -> None:
     @pl.when(warpgroup < NUM_COMPUTING)
     def _() -> None:
         _mosaic.set_max_registers(COMPUTE_REGISTERS, action="increase")
-        known = [exponents[i] for i in range(exponents.shape[0])]
+        known = [arguments.exponents[i] for i in range(arguments.exponents.shape[0])]
         take_turns(partial(compute, whole, known))
         _mosaic.wait_copies_read(0)
 
@@ -171,7 +148,7 @@ def _kernel(packing: Packing, tile: HopperTile, *refs: Ref) -> None:
         # Nobody leaves before all is read.
         for is_free, stages, count in (
             (shared.words_are_free, shared.words.shape[0], done),
-            (shared.x_is_free, shared.x.shape[0], done * packing.parts),
+            (shared.x_is_free, shared.x.shape[0], done * PARTS),
         ):
             pl.loop(jnp.maximum(count - stages, 0), count)(
                 lambda i, f=is_free, s=stages: _mosaic.wait(f.at[lax.rem(i, jnp.int32(s))])
@@ -180,7 +157,7 @@ def _kernel(packing: Packing, tile: HopperTile, *refs: Ref) -> None:
 
 def _load(program: Program, work: Work, done: Any) -> None:
     """Copy weights, scales and tokens of all steps, as soon as there is room."""
-    arguments, shared, packing, tile = program
+    arguments, shared, groups, tile = program
     outputs, tokens = pl.ds(work.output, tile.outputs), pl.ds(work.token, tile.tokens)
 
     @pl.loop(work.begin, work.end)
@@ -191,18 +168,14 @@ def _load(program: Program, work: Work, done: Any) -> None:
         pl.when(trip >= shared.words.shape[0])(lambda: _mosaic.wait(is_free))
         words = arguments.words.at[outputs, pl.ds(step * WORDS, WORDS)]
         _mosaic.copy_in(words, shared.words.at[stage], is_there)
-        if arguments.zero is not None and shared.scale is not None and shared.zero is not None:
-            groups = pl.ds(step * packing.groups, packing.groups)
-            for source, target in (
-                (arguments.scale, shared.scale),
-                (arguments.zero, shared.zero),
-            ):
-                _mosaic.copy_in(source.at[groups, outputs], target.at[stage], is_there)
-        for part in range(packing.parts):
-            number = trip * packing.parts + part
+        lines = pl.ds(step * groups, groups)
+        for source, target in ((arguments.scale, shared.scale), (arguments.zero, shared.zero)):
+            _mosaic.copy_in(source.at[lines, outputs], target.at[stage], is_there)
+        for part in range(PARTS):
+            number = trip * PARTS + part
             stage = lax.rem(number, jnp.int32(shared.x.shape[0]))
             is_free = shared.x_is_free.at[stage]
             pl.when(number >= shared.x.shape[0])(partial(_mosaic.wait, is_free))
-            inputs = pl.ds((step * packing.parts + part) * INPUTS, INPUTS)
+            inputs = pl.ds((step * PARTS + part) * INPUTS, INPUTS)
             x = arguments.x.at[tokens, inputs]
             _mosaic.copy_in(x, shared.x.at[stage], shared.x_is_there.at[stage])

@@ -1,6 +1,7 @@
 """What a program of `hopper_matmul.py` works on: its memory, and which tiles it takes in turn.
 
-Traced inside the kernel, by all warpgroups alike. Knows nothing about weights but their packing.
+Traced inside the kernel, by all warpgroups alike. Knows nothing about weights but how many make a
+step and how many share a scale.
 """
 
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
-from swiftjax.kernels.hopper_weights import INPUTS, WORDS, Packing
+from swiftjax.kernels.hopper_weights import INPUTS, PARTS, STEP, WORDS
 from swiftjax.kernels.split_k import NUM_CORES
 
 BLOCK = 64  # rows of an instruction
@@ -57,31 +58,31 @@ class HopperTile:
         """Tokens that a warpgroup stores at once."""
         return min(64 // self.itemsize, self.tokens)
 
-    def stages(self, packing: Packing) -> tuple[int, int]:
+    def stages(self, groups: int) -> tuple[int, int]:
         """Pieces of activations and steps of weights for which there is shared memory."""
-        step = self.outputs * (4 * WORDS + 5 * packing.groups)
+        step = self.outputs * (4 * WORDS + 5 * groups)
         piece = 2 * self.tokens * INPUTS
         stored = NUM_COMPUTING * 2 * self.stored * self.rows * self.itemsize
         room = SHARED_BYTES - stored
-        steps = min(MOST_STAGES, room // (step + packing.parts * piece) + 1)
+        steps = min(MOST_STAGES, room // (step + PARTS * piece) + 1)
         return min(MOST_STAGES, (room - steps * step) // piece), steps
 
-    def is_for(self, packing: Packing, num_inputs: int, num_outputs: int) -> bool:
+    def is_for(self, num_inputs: int, num_outputs: int, group_size: int) -> bool:
         """Whether tiles and steps fill this matrix."""
-        if self.scales_late and (not packing.groups or packing.group_size % INPUTS):
+        if self.scales_late and group_size % INPUTS:
             return False
-        return num_inputs % packing.step == 0 and num_outputs % self.outputs == 0
+        return num_inputs % STEP == 0 and num_outputs % self.outputs == 0
 
-    def cycles(self, packing: Packing, num_tokens: int, num_inputs: int, num_outputs: int) -> float:
+    def cycles(self, num_tokens: int, num_inputs: int, num_outputs: int) -> float:
         """About how long a product takes: rounds of all multiprocessors, times one tile."""
         work = self.splits * (num_outputs // self.outputs) * -(-num_tokens // self.tokens)
-        multiplied = self.outputs * self.tokens * packing.step / 2048
+        multiplied = self.outputs * self.tokens * STEP / 2048
         # Scales of sums cost less than those of weights, but as much more as there are tokens.
         scaling = 0.54 + 0.0032 * self.tokens if self.scales_late else 1.0
-        unpacked = scaling * self.outputs * packing.step / 22
-        copied = (2 * self.tokens * packing.step + 4 * self.outputs * WORDS) / L2_BYTES
+        unpacked = scaling * self.outputs * STEP / 22
+        copied = (2 * self.tokens * STEP + 4 * self.outputs * WORDS) / L2_BYTES
         step = max(STEP_CYCLES + MULTIPLIED * multiplied + UNPACKED * unpacked, copied)
-        share = -(-(num_inputs // packing.step) // self.splits)
+        share = -(-(num_inputs // STEP) // self.splits)
         # Parts of a sum are written and read again.
         passes, added = (1, 0) if self.splits == 1 else (2, ADD_CYCLES)
         stored = STORED * passes * self.outputs * self.tokens * self.itemsize / L2_BYTES
@@ -89,7 +90,7 @@ class HopperTile:
 
 
 def possible_tiles(
-    packing: Packing, num_tokens: int, num_inputs: int, num_outputs: int
+    num_tokens: int, num_inputs: int, num_outputs: int, *, group_size: int
 ) -> list[HopperTile]:
     """Tiles that fill the matrix and are not mostly padding."""
     tiles = [
@@ -100,19 +101,18 @@ def possible_tiles(
         for late in (False, True)
         if rows * tokens <= 64 * (128 if late else 256)
         and (tokens == 16 or tokens < 2 * num_tokens)
-        # With 8 bits these gave NaN on an H200, which no simulation shows.
-        and (packing.bits == 4 or tokens < 256)
-        and (splits == 1 or num_inputs // packing.step >= LEAST_STEPS * splits)
+        and (splits == 1 or num_inputs // STEP >= LEAST_STEPS * splits)
     ]
-    return [tile for tile in tiles if tile.is_for(packing, num_inputs, num_outputs)]
+    return [tile for tile in tiles if tile.is_for(num_inputs, num_outputs, group_size)]
 
 
 def choose_tile(
-    packing: Packing, num_tokens: int, num_inputs: int, num_outputs: int
+    num_tokens: int, num_inputs: int, num_outputs: int, *, group_size: int
 ) -> HopperTile | None:
     """The tile that should be fastest; None where no tile fills the matrix."""
-    numbers = (packing, num_tokens, num_inputs, num_outputs)
-    return min(possible_tiles(*numbers), key=lambda tile: tile.cycles(*numbers), default=None)
+    numbers = (num_tokens, num_inputs, num_outputs)
+    tiles = possible_tiles(*numbers, group_size=group_size)
+    return min(tiles, key=lambda tile: tile.cycles(*numbers), default=None)
 
 
 class Arguments(NamedTuple):
@@ -121,8 +121,8 @@ class Arguments(NamedTuple):
     exponents: Ref  # [planes]: as memory, since of two constants an instruction takes but one
     x: Ref  # [T K]
     words: Ref  # [N words]
-    scale: Ref  # [N], or of groups [G N]
-    zero: Ref | None  # of groups [G N]
+    scale: Ref  # [G N]
+    zero: Ref  # [G N]
     out: Ref  # [S T N]
 
 
@@ -136,8 +136,8 @@ class Shared(NamedTuple):
     x_is_free: Ref
     words_are_there: Ref
     words_are_free: Ref
-    scale: Ref | None = None  # of groups [stages groups outputs]
-    zero: Ref | None = None
+    scale: Ref  # [stages groups outputs]
+    zero: Ref
 
 
 class Program(NamedTuple):
@@ -145,7 +145,7 @@ class Program(NamedTuple):
 
     arguments: Arguments
     shared: Shared
-    packing: Packing
+    groups: int  # of a step
     tile: HopperTile
 
 
@@ -171,7 +171,7 @@ def count_work(tile: HopperTile, num_tokens: int, num_outputs: int) -> int:
 
 def take_work(program: Program, number: Any) -> Work:
     """A tile by its number: most of those next to each other share weights, the others tokens."""
-    arguments, _, packing, tile = program
+    arguments, _, _, tile = program
     _, num_tokens, num_outputs = arguments.out.shape
     rows, columns = num_tokens // tile.tokens, num_outputs // tile.outputs
     group = lax.div(number, jnp.int32(NEIGHBOURS * columns * tile.splits))
@@ -179,7 +179,7 @@ def take_work(program: Program, number: Any) -> Work:
     width = jnp.minimum(rows - group * NEIGHBOURS, NEIGHBOURS)
     column = lax.div(inside, width)
     part = lax.div(column, jnp.int32(columns))
-    steps = arguments.x.shape[1] // packing.step
+    steps = arguments.x.shape[1] // STEP
     share = -(-steps // tile.splits)
     return Work(
         token=(group * NEIGHBOURS + lax.rem(inside, width)) * tile.tokens,

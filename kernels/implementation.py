@@ -14,7 +14,8 @@ from swiftjax.kernels import _triton
 from swiftjax.kernels.quantized_pages import Pages, computed_dtype
 from swiftjax.kernels.streams import Streams
 
-# mosaic: as triton, but a kernel for Hopper GPUs attends over the long prompt chunks that it knows
+# mosaic: as triton, but kernels for Hopper GPUs attend over the long prompt chunks that they know,
+# and multiply 4-bit weights with some tokens
 Implementation = Literal["reference", "xla", "triton", "mosaic"]
 IMPLEMENTATIONS: tuple[Implementation, ...] = get_args(Implementation)
 

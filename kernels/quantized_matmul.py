@@ -3,6 +3,7 @@
 Each picks its implementation; what the products mean, and the layouts, stands in
 `quantized_reference.py`. The Triton kernels serve few tokens, where reading the weights takes the
 time; many tokens are left to XLA's products of weights that are written out in the type of `x`.
+Between the two `hopper_matmul.py` serves weights of 4 bits.
 """
 
 import jax

@@ -29,7 +29,7 @@ from swiftjax.kernels import (
     write_kv,
 )
 from swiftjax.kernels.decode_attention import choose_decode_config
-from swiftjax.kernels.hopper_matmul import hopper_int4, hopper_int8
+from swiftjax.kernels.hopper_matmul import hopper_int4
 from swiftjax.kernels.ragged_attention import choose_ragged_config
 from swiftjax.kernels.rounded_rows import rows_by_kernel
 
@@ -194,7 +194,7 @@ def matmul_case(
         return Case(run, (x, words, *scales))
     matmul = {"int8": int8_matmul, "w8a8": w8a8_matmul, "fp8": fp8_matmul}[kind]
     stored = jnp.float8_e4m3fn if kind == "fp8" else jnp.int8
-    run = hopper_int8 if on_hopper else partial(matmul, implementation="triton")
+    run = partial(matmul, implementation="triton")
     return Case(run, (x, spec(outputs, inputs, dtype=stored), per_output))
 
 

@@ -1,4 +1,4 @@
-"""Products with 4- and 8-bit weights on Hopper, in the simulation of a GPU's threads and barriers.
+"""Products with 4-bit weights on Hopper, in the simulation of a GPU's threads and barriers.
 
 The simulation is slow, so it gets one case of each kind that has everything in it. That the kernel
 compiles, and with which registers, stands in `test_compiled.py`; `tests/gpu` runs it on a GPU.
@@ -14,9 +14,10 @@ import pytest
 
 from swiftjax import kernels
 from swiftjax.kernels import hopper_matmul, packed_int4
-from swiftjax.kernels.hopper_matmul import hopper_int4, hopper_int8, knows_int4_step
+from swiftjax.kernels.hopper_matmul import hopper_int4, knows_int4_step
 from swiftjax.kernels.hopper_weights import (
-    Packing,
+    STEP,
+    float_exponents,
     half_exponents,
     shifted_zero,
     unpack,
@@ -24,7 +25,6 @@ from swiftjax.kernels.hopper_weights import (
 )
 from swiftjax.kernels.hopper_work import SHARED_BYTES, HopperTile, choose_tile
 
-INT4, INT8 = Packing(bits=4, group_size=64), Packing(bits=8)
 SHAPES = ((4096, 28672), (14336, 4096), (4096, 6144), (4096, 4096))
 
 
@@ -38,14 +38,6 @@ def int4_weights(
     scale = np.exp2(rng.integers(-3, 4, groups)) * rng.uniform(0.5, 1, groups)
     zero = rng.integers(0, 16, groups).astype(np.uint8)
     return jnp.asarray(packed_int4.pack(codes)), jnp.asarray(scale, jnp.float32), jnp.asarray(zero)
-
-
-def int8_weights(inputs: int, outputs: int) -> tuple[jax.Array, jax.Array]:
-    """Every code from -128 on, and scales of very different size."""
-    rng = np.random.default_rng(inputs)
-    scale = np.exp2(rng.integers(-3, 4, outputs)) * rng.uniform(0.5, 1, outputs)
-    kernel = rng.integers(-128, 128, (outputs, inputs)).astype(np.int8)
-    return jnp.asarray(kernel), jnp.asarray(scale, jnp.float32)
 
 
 def rows(num_tokens: int, num_inputs: int) -> jax.Array:
@@ -71,10 +63,6 @@ def exact_int4(arrays: tuple[jax.Array, ...], num_inputs: int, group_size: int) 
     return np.asarray(dense, np.float64)
 
 
-def dense_int8(kernel: jax.Array, scale: jax.Array) -> np.ndarray:
-    return np.asarray(kernel, np.float64) * np.asarray(scale, np.float64)[:, None]
-
-
 def test_int4_tiles_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """Padded tokens, two tiles, two groups a step, more steps than there are stages."""
     monkeypatch.setattr(HopperTile, "stages", lambda *_: (2, 1))
@@ -94,23 +82,22 @@ def test_int4_sums_that_are_scaled(monkeypatch: pytest.MonkeyPatch) -> None:
     assert worst_row(y, x, exact_int4(arrays, 256, 128)) < 4e-3
 
 
-def test_int8_with_parts_of_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_int4_with_parts_of_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two blocks of rows for a warpgroup, and one program that takes both parts."""
     monkeypatch.setattr(HopperTile, "stages", lambda *_: (2, 2))
-    x, arrays = rows(16, 192), int8_weights(192, 256)
+    x, arrays = rows(16, 384), int4_weights(384, 256, 128)
     tile = HopperTile(tokens=16, rows=128, splits=2)
-    y = jax.jit(lambda *a: hopper_int8(*a, tile=tile))(x, *arrays)
-    assert worst_row(y, x, dense_int8(*arrays)) < 4e-3
+    y = jax.jit(lambda *a: hopper_int4(*a, group_size=128, tile=tile))(x, *arrays)
+    assert worst_row(y, x, dense_int4(arrays, 384, 128)) < 4e-3
 
 
 @pytest.mark.parametrize("group_size", [32, 64, 128])
 def test_unpacked_int4_is_what_dequantizing_gives(group_size: int) -> None:
-    packing = Packing(bits=4, group_size=group_size)
     words, scale, zero = int4_weights(128, 64, group_size)
-    exponents = [jnp.int32(i) for i in packing.exponents()]
+    exponents = [jnp.int32(i) for i in float_exponents()]
     groups = [*scale], [*zero.astype(jnp.float32)]
     dtype = jnp.dtype(jnp.bfloat16)
-    parts = [unpack(packing, words, *groups, part, exponents, dtype) for part in range(2)]
+    parts = [unpack(words, *groups, part, exponents, dtype) for part in range(2)]
     got = np.asarray(jnp.concatenate(parts, axis=1), np.float64)
     np.testing.assert_array_equal(got, dense_int4((words, scale, zero), 128, group_size))
 
@@ -124,27 +111,17 @@ def test_unpacked_int4_without_scales_is_whole_numbers(dtype: str) -> None:
     np.testing.assert_array_equal(np.asarray(unpack_unscaled(words, *rest), np.int32), wanted)
 
 
-def test_unpacked_int8_is_every_code() -> None:
-    codes = np.arange(-128, 128).astype(np.int8).reshape(4, 64)
-    exponents = [jnp.int32(i) for i in INT8.exponents()]
-    words = jnp.asarray(codes.view(np.int32))
-    got = unpack(INT8, words, [], [], 0, exponents, jnp.dtype(jnp.float16))
-    planes = codes.reshape(4, 16, 4).swapaxes(1, 2).reshape(4, 64)
-    np.testing.assert_array_equal(np.asarray(got), planes.astype(np.float16))
-
-
-@pytest.mark.parametrize("packing", [INT4, INT8], ids=["int4", "int8"])
-def test_chosen_tiles_fit_and_leave_copies_time(packing: Packing) -> None:
+def test_chosen_tiles_fit_and_leave_copies_time() -> None:
     for shape, tokens in itertools.product(SHAPES, (16, 64, 200, 2048)):
-        tile = choose_tile(packing, tokens, *shape)
+        tile = choose_tile(tokens, *shape, group_size=64)
         assert tile is not None
-        pieces, steps = tile.stages(packing)
-        weights = tile.outputs * (64 + 5 * packing.groups)
+        pieces, steps = tile.stages(2)
+        weights = tile.outputs * (64 + 5 * 2)
         stored = 4 * tile.stored * tile.rows * tile.itemsize
         assert pieces * tile.tokens * 128 + steps * weights + stored <= SHARED_BYTES
         assert pieces >= 4 and steps >= 3
-        parts = -(-(shape[0] // packing.step) // tile.splits)
-        assert parts * (tile.splits - 1) < shape[0] // packing.step, "a part without steps"
+        parts = -(-(shape[0] // STEP) // tile.splits)
+        assert parts * (tile.splits - 1) < shape[0] // STEP, "a part without steps"
 
 
 def test_a_step_is_filled_up(monkeypatch: pytest.MonkeyPatch) -> None:
