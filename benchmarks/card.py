@@ -21,7 +21,7 @@ STEP = "swiftjax bench step --batch 1 --batch 8 --batch 64 --batch 256"
 
 # The dearest to know first, so that a run that is cut short is worth most.
 RUNS = {
-    "tests": "python -m pytest tests/gpu -m gpu",
+    "tests": "python -m pytest tests/gpu tests/model/test_deterministic.py -m gpu",
     "kernels": "swiftjax bench kernels",
     "kernels-triton": "swiftjax bench kernels --implementation triton",
     "offline": f"{OFFLINE} --workload W3 --workload W2 --workload W1 --workload idle",
@@ -34,13 +34,14 @@ RUNS = {
         "--max-num-batched-tokens 768 --max-model-len 9216 --workload W3"
     ),
     "memory": f"{OFFLINE} --workload memory",
+    "memory-1b": f"{OFFLINE.replace('8b', '1b')} --workload memory",
+    "memory-70b": (
+        "swiftjax bench offline --model llama3-70b --load-format dummy --quant-type int4 "
+        "--max-batch-size 64 --max-num-batched-tokens 2048 --max-model-len 9216 --workload memory"
+    ),
     "fp8": f"{OFFLINE} --quant-type fp8 --workload W1 --workload W2 --workload W3",
     "int4": f"{OFFLINE} --quant-type int4 --workload W1 --workload W3",
-    "served": f"{SERVING} --workload W3 --protocol grpc --protocol http",
-    "rates": (
-        f"{SERVING} --workload W4 --protocol grpc --protocol http "
-        "--rate 2 --rate 8 --rate 16 --rate 32"
-    ),
+    "served": f"{SERVING} --workload W3 --workload W4",  # both protocols, four rates: 10 minutes
     "endless": "swiftjax bench streaming --dtype bfloat16 --part endless",
     "turns": f"swiftjax bench streaming {DUMMY} --part position --part turns --answer 1024",
     "products": "python -m benchmarks.quantized_matmul",

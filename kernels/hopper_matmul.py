@@ -43,9 +43,9 @@ from swiftjax.kernels.split_k import add_parts, output_of
 
 # Registers of a thread: what computing and loading warpgroups take from, and leave, each other.
 COMPUTE_REGISTERS, LOAD_REGISTERS = 232, 40
-# What the engine's steps are filled up to. Each is a program of its own for every shape of weights,
-# and those are compiled anew at every start: so there are few, and none for fewer tokens than half
-# of the first, where Triton's kernel is as fast, or for more than the last (`written_out.py`).
+# What the engine's steps are filled up to. Each is a kernel of its own for every shape of weights,
+# which takes seconds to compile: so there are few, and none for fewer tokens than half of the
+# first, where Triton's kernel is as fast, or for more than the last (`written_out.py`).
 STEP_TOKENS = (64, 128, 256)
 
 
