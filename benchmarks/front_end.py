@@ -26,13 +26,13 @@ from typing import Any, NamedTuple
 
 import uvloop
 
-from benchmarks.front_end_clients import Read, open_grpc, open_http
 from benchmarks.records import commit, cpu_name, write_records
+from swiftjax.bench.serving_clients import Send, open_client
 
 RESULTS = Path(__file__).parent / "results" / "cpu"
 NUM_STREAMS = 64
 SECONDS = 3.0
-# How long a step of the engine takes beside its planning, which sets how many tokens are offered.
+# How long a step of so many streams takes beside its planning; of more streams it takes longer.
 STEP_SECONDS = (0.006, 0.003, 0.002, 0.0015)
 
 
@@ -44,11 +44,16 @@ class Server(NamedTuple):
     front_end: int
     engine: int
 
+    def open_client(self, protocol: str) -> AbstractAsyncContextManager[Send, bool | None]:
+        """Open the client of a protocol."""
+        return open_client(protocol, grpc=self.grpc, http=self.http.removeprefix("http://"))
+
 
 @contextmanager
-def server(step_seconds: float) -> Iterator[Server]:
+def server(step_seconds: float, num_streams: int = NUM_STREAMS) -> Iterator[Server]:
     """Run a server with its engine."""
     command = [sys.executable, "-m", "benchmarks.front_end", "--serve", str(step_seconds)]
+    command += ["--streams", str(num_streams)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
@@ -59,7 +64,7 @@ def server(step_seconds: float) -> Iterator[Server]:
         process.communicate()
 
 
-def serve(step_seconds: float) -> int:
+def serve(step_seconds: float, num_streams: int) -> int:
     """Be the server, until a signal."""
     from swiftjax.engine.async_engine import AsyncEngine
     from swiftjax.engine.process_link import ProcessLink
@@ -74,7 +79,10 @@ def serve(step_seconds: float) -> int:
     watch = EngineWatch()
 
     async def load() -> Served:
-        core = {"delay": step_seconds, "max_num_seqs": NUM_STREAMS, "num_pages": 100_000}
+        core = {
+            "delay": step_seconds, "max_num_seqs": num_streams, "max_queue_len": num_streams + 64,
+            "num_pages": 1600 * num_streams,
+        }  # fmt: skip
         link, info = await ProcessLink.start(
             COMMAND, json.dumps({"core": core, "forgets": True}).encode()
         )
@@ -89,11 +97,6 @@ def serve(step_seconds: float) -> int:
     return uvloop.run(running)
 
 
-def open_client(served: Server, protocol: str) -> AbstractAsyncContextManager[Read]:
-    """Open the client of a protocol."""
-    return open_grpc(served.grpc) if protocol == "grpc" else open_http(served.http)
-
-
 class Cost(NamedTuple):
     """What the clients got a second, and microseconds of CPU a message took in each process."""
 
@@ -104,13 +107,15 @@ class Cost(NamedTuple):
     client: float
 
 
-async def measure_cost(read: Read, served: Server, seconds: float = SECONDS) -> Cost:
+async def measure_cost(
+    send: Send, served: Server, seconds: float = SECONDS, num_streams: int = NUM_STREAMS
+) -> Cost:
     """Keep all streams open and look at some seconds of it."""
     counts = [0, 0]
 
     async def one() -> None:
         while True:
-            async for num_tokens in read(4000):
+            async for num_tokens in send([97], 4000):
                 counts[0] += 1
                 counts[1] += num_tokens
 
@@ -118,7 +123,7 @@ async def measure_cost(read: Read, served: Server, seconds: float = SECONDS) -> 
         processes = (cpu_seconds(served.front_end), cpu_seconds(served.engine), time.process_time())
         return (time.perf_counter(), *counts, *processes)
 
-    async with running(one, NUM_STREAMS):
+    async with running(one, num_streams):
         await asyncio.sleep(1.0)
         before = look()
         await asyncio.sleep(seconds)
@@ -126,7 +131,7 @@ async def measure_cost(read: Read, served: Server, seconds: float = SECONDS) -> 
     return Cost(messages / took, tokens / took, *(x / messages * 1e6 for x in cpu))
 
 
-async def measure_first(read: Read, num_others: int, step_seconds: float) -> list[float]:
+async def measure_first(send: Send, num_others: int, step_seconds: float) -> list[float]:
     """Milliseconds to the first token of short requests, one after the other, beside others.
 
     Without the step that makes it; beside others they also wait for half of one that runs.
@@ -134,7 +139,7 @@ async def measure_first(read: Read, num_others: int, step_seconds: float) -> lis
 
     async def other() -> None:
         while True:
-            async for _ in read(4000):
+            async for _ in send([97], 4000):
                 pass
 
     times = []
@@ -142,8 +147,8 @@ async def measure_first(read: Read, num_others: int, step_seconds: float) -> lis
         await asyncio.sleep(0.5)
         for _ in range(100):
             begun = time.perf_counter()
-            async for _ in read(1):
-                times.append((time.perf_counter() - begun - step_seconds) * 1e3)
+            seen = [time.perf_counter() async for _ in send([97], 1)]
+            times.append((seen[0] - begun - step_seconds) * 1e3)
             await asyncio.sleep(0.005)
     return times
 
@@ -175,42 +180,46 @@ def cpu_seconds(pid: int) -> float:
     return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
-def measure(protocol: str, step_seconds: float, rounds: int) -> list[dict[str, Any]]:
+def measure(
+    protocol: str, step_seconds: float, rounds: int, num_streams: int
+) -> list[dict[str, Any]]:
     """The best of some rounds against one server, as records."""
 
     async def main(served: Server) -> tuple[list[Cost], list[float], float, list[float]]:
-        async with open_client(served, protocol) as read:
-            costs = [await measure_cost(read, served) for _ in range(rounds)]
+        async with served.open_client(protocol) as send:
+            costs = [await measure_cost(send, served, SECONDS, num_streams) for _ in range(rounds)]
             await asyncio.sleep(0.5)
             before = step_clock(served)
-            alone = await measure_first(read, 0, step_seconds)
+            alone = await measure_first(send, 0, step_seconds)
             seconds, count = (b - a for a, b in zip(before, step_clock(served), strict=True))
-            beside = await measure_first(read, NUM_STREAMS // 2, step_seconds)
+            beside = await measure_first(send, num_streams // 2, step_seconds)
             return costs, alone, seconds / count * 1e3, beside
 
-    with server(step_seconds) as served:
+    with server(step_seconds, num_streams) as served:
         costs, alone, engine_step_ms, beside = uvloop.run(main(served))
     best = max(costs)
     shared = {
-        "protocol": protocol, "batch": NUM_STREAMS, "step_ms": step_seconds * 1e3,
+        "protocol": protocol, "batch": num_streams, "step_ms": step_seconds * 1e3,
         "gpu": cpu_name(), "load": round(os.getloadavg()[0], 1), "commit": commit(),
-        "command": "python -m benchmarks.front_end", "date": datetime.date.today().isoformat(),
+        "command": f"python -m benchmarks.front_end --streams {num_streams}",
+        "date": datetime.date.today().isoformat(),
     }  # fmt: skip
     rate = {
         "workload": "streamed messages", "unit": "messages/s", "value": round(best.messages),
-        "spread": [round(min(costs).messages), round(best.messages)],
-        "tokens_per_s": round(best.tokens), "limit": 20_000,
+        "spread": [round(min(costs).messages), round(best.messages)], "limit": 20_000,
         "cpu_us_per_message": {
             name: round(getattr(best, name), 1) for name in ("front_end", "engine", "client")
         },
     }  # fmt: skip
+    if protocol == "grpc":
+        rate["tokens_per_s"] = round(best.tokens)
     firsts = [
         {
             "workload": f"added to the first token, {where}", "unit": "ms", "limit": 3.0,
             "value": round(statistics.median(times), 2),
             "spread": [round(min(times), 2), round(max(times), 2)],
         }
-        for where, times in (("alone", alone), (f"beside {NUM_STREAMS // 2} streams", beside))
+        for where, times in (("alone", alone), (f"beside {num_streams // 2} streams", beside))
     ]  # fmt: skip
     # The value is beyond the nominal step; an engine also plans, and its clock is not exact.
     beyond = firsts[0]["value"] + step_seconds * 1e3 - engine_step_ms
@@ -222,15 +231,17 @@ def main() -> None:
     """Measure and write the records, or be the server that is measured."""
     parser = argparse.ArgumentParser(description="Cost of the front end")
     parser.add_argument("--serve", type=float, help="be a server with steps of so many seconds")
+    parser.add_argument("--streams", type=int, default=NUM_STREAMS)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=RESULTS / "front_end.json")
     arguments = parser.parse_args()
     if arguments.serve is not None:
-        sys.exit(serve(arguments.serve))
+        sys.exit(serve(arguments.serve, arguments.streams))
     records = []
     for protocol in ("grpc", "http"):
         for step_seconds in STEP_SECONDS:
-            records += measure(protocol, step_seconds, arguments.rounds)
+            step = step_seconds * arguments.streams / NUM_STREAMS
+            records += measure(protocol, step, arguments.rounds, arguments.streams)
             print(json.dumps(records[-3:]), flush=True)
     write_records(arguments.out, records)
 

@@ -1,20 +1,19 @@
 """Load through gRPC or HTTP on a server process of its own: Poisson arrivals (W4), or all of W3.
 
 Tokens in, tokens out, greedy, lengths as in W3. A request's clock starts when it is due, so a
-client that falls behind counts against the server. Needs httpx for HTTP. A program that is compiled
-meanwhile holds up every answer, so each load of W4 also tells how many there were.
+client that falls behind counts against the server. A program that is compiled meanwhile holds up
+every answer, so each load of W4 also tells how many there were.
 """
 
 import asyncio
 import http.client
-import json
 import random
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, closing, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +22,8 @@ import uvloop
 
 from swiftjax.bench.lengths import Throughput, throughput_lengths
 from swiftjax.bench.records import Figure
-from swiftjax.errors import InvalidRequestError, SwiftJaxError
+from swiftjax.bench.serving_clients import Send, open_client
+from swiftjax.errors import SwiftJaxError
 
 TTFT_LIMIT, INTERVAL_LIMIT = 0.5, 0.03  # seconds; a request within both counts as good
 READY_SECONDS = 300.0
@@ -36,6 +36,10 @@ class Ports:
 
     grpc: int
     http: int
+
+    def open_client(self, protocol: str) -> AbstractAsyncContextManager[Send, bool | None]:
+        """Open a client of this server."""
+        return open_client(protocol, grpc=f"127.0.0.1:{self.grpc}", http=f"127.0.0.1:{self.http}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -169,7 +173,7 @@ def measure_serving_throughput(
     prompts = [rng.integers(0, vocab_size, length).tolist() for length in prompt_lens]
 
     async def run() -> float:
-        async with (_open_grpc if protocol == "grpc" else _open_http)(ports) as send:
+        async with ports.open_client(protocol) as send:
 
             async def one(prompt: list[int], output_len: int) -> None:
                 async for _ in send(prompt, output_len):
@@ -195,8 +199,7 @@ async def _load(
         dues.append(due)
     lengths = throughput_lengths(case._replace(num_requests=max(1, len(dues))))
     rng = np.random.default_rng(0)
-    open_stream = _open_grpc if protocol == "grpc" else _open_http
-    async with open_stream(ports) as send:
+    async with ports.open_client(protocol) as send:
         start = time.perf_counter()
 
         async def one(due: float, prompt_len: int, output_len: int) -> Answered:
@@ -209,55 +212,3 @@ async def _load(
             return Answered(first=times[0], last=times[-1], num_tokens=count)
 
         return await asyncio.gather(*map(one, dues, *lengths))
-
-
-Send = Callable[
-    [list[int], int], AsyncIterator[int]
-]  # (prompt, length) -> numbers of tokens, as they come
-
-
-@asynccontextmanager
-async def _open_grpc(ports: Ports) -> AsyncIterator[Send]:
-    import grpc
-
-    from swiftjax.serving.proto import swiftjax_pb2 as pb
-    from swiftjax.serving.proto import swiftjax_pb2_grpc as pb_grpc
-
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{ports.grpc}") as channel:
-        stub = pb_grpc.GenerationServiceStub(channel)
-
-        async def send(prompt: list[int], length: int) -> AsyncIterator[int]:
-            request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=prompt))
-            request.stop.max_new_tokens = length
-            request.stop.ignore_eos = True
-            async for response in stub.Generate(request):
-                yield len(response.token_ids)
-
-        yield send
-
-
-@asynccontextmanager
-async def _open_http(ports: Ports) -> AsyncIterator[Send]:
-    try:
-        import httpx
-    except ImportError as error:
-        raise InvalidRequestError("load over HTTP needs httpx: pip install httpx") from error
-    url = f"http://127.0.0.1:{ports.http}/v1"
-    no_limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(timeout=None, limits=no_limits, trust_env=False) as client:
-        model = (await client.get(f"{url}/models")).json()["data"][0]["id"]
-
-        async def send(prompt: list[int], length: int) -> AsyncIterator[int]:
-            body = {
-                "model": model, "prompt": prompt, "max_tokens": length, "ignore_eos": True,
-                "temperature": 0, "stream": True, "stream_options": {"include_usage": True},
-            }  # fmt: skip
-            async with client.stream("POST", f"{url}/completions", json=body) as response:
-                response.raise_for_status()
-                async for line in response.aiter_lines():
-                    if line.startswith("data: {"):
-                        # How many tokens an event holds is told at the end, for all of them.
-                        usage = json.loads(line[6:]).get("usage")
-                        yield usage["completion_tokens"] if usage else 0
-
-        yield send

@@ -49,12 +49,14 @@ def serving(
     case = Throughput(32, (8, 64), (8, 64)) if small else Throughput()
     workloads = workload or ["W4"]
     check_known("workload", workloads, ("W3", "W4"))
+    protocols = protocol or ["grpc", "http"]
+    check_known("protocol", protocols, ("grpc", "http"))
     rates = [None] if "W3" in workloads else []  # all at once
     rates += (rate or [2.0, 8.0, 16.0, 32.0]) if "W4" in workloads else []
     ports = online.Ports(grpc=online.free_port(), http=online.free_port())
     num_compiles = 0.0
     with online.serving(flags, ports, of_server) as served:
-        for name, arrivals in itertools.product(protocol or ["grpc", "http"], rates):
+        for name, arrivals in itertools.product(protocols, rates):
             run = run_of(served.dtype, model, commit, None)
             run.flags.update(protocol=name, rate=arrivals)
             typer.echo(f"{name}, {'W3' if arrivals is None else f'{arrivals:g} requests/s'}")

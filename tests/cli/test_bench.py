@@ -40,10 +40,24 @@ def test_step_and_comparison(cli: Cli, tmp_path: Path) -> None:
     assert compared.returncode == 0 and "x1.000" in compared.stdout
 
 
+def test_serving_counts_the_same_tokens_over_both_protocols(cli: Cli, tmp_path: Path) -> None:
+    """Fails by itself where a program was compiled after the server was ready."""
+    sizes = ("--max-num-seqs", "2", "--max-num-batched-tokens", "16", "--max-model-len", "128")
+    load = ("--workload", "W3", "--workload", "W4", "--rate", "20", "--seconds", "0.3")
+    result = cli("bench", "serving", *DUMMY, *sizes, *load, "--out", str(tmp_path))
+    assert result.returncode == 0, result.stderr
+    records = json.loads((tmp_path / "cpu" / "serving.json").read_text())
+    found = {(r["protocol"], r["workload"]): r["value"] for r in records}
+    for protocol in ("grpc", "http"):
+        assert found[protocol, "W3-served"] > 0 and found[protocol, "W4-tokens"] > 0
+        assert found[protocol, "W4-compiles"] == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (("step", "--shape", "llama9"), "llama9"),
+        (("serving", *DUMMY, "--protocol", "smtp"), "smtp"),
         (("offline", *DUMMY, "--workload", "W9"), "W9"),
         (("offline", "--model", "llama9", "--load-format", "dummy"), "llama9"),
         (("kernels",), "GPU"),

@@ -12,10 +12,9 @@ from benchmarks.front_end import (
     cpu_seconds,
     measure_cost,
     measure_first,
-    open_client,
     server,
 )
-from benchmarks.front_end_clients import Read
+from swiftjax.bench.serving_clients import Send
 
 STEP_SECONDS = 0.0015  # 64 streams are offered some 40,000 tokens a second
 
@@ -29,13 +28,13 @@ def test_p20_front_end_costs_no_more_than_it_may() -> None:
     """
 
     async def main() -> tuple[Cost, list[float]]:
-        async with open_client(served, "grpc") as read:
-            cost = await measure_cost(read, served, 2.0)
-            return cost, [await first_token(read) for _ in range(3)]
+        async with served.open_client("grpc") as send:
+            cost = await measure_cost(send, served, 2.0)
+            return cost, [await first_token(send) for _ in range(3)]
 
-    async def first_token(read: Read) -> float:
+    async def first_token(send: Send) -> float:
         before = spent(served)
-        firsts = await measure_first(read, 0, STEP_SECONDS)
+        firsts = await measure_first(send, 0, STEP_SECONDS)
         print(f"first tokens after {np.median(firsts):.2f} ms")
         return (spent(served) - before) / len(firsts)
 
