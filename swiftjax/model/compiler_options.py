@@ -19,13 +19,16 @@ FEW_KERNELS: Options = (
     ("xla_gpu_experimental_force_split_k", "1"),
 )
 MIN_ROWS = 64
-# Large products are cuBLAS's in the end; trying Triton's took a quarter of the time to compile.
+# Large products are cuBLAS's in the end; trying Triton's took a quarter of the time to compile. Not
+# so where weights have 8 bits: without Triton XLA would widen them in memory first.
 LIBRARY_PRODUCTS: Options = (("xla_gpu_enable_triton_gemm", False),)
 MIN_TOKENS = 1024
 CAPABILITY = "9.0"
 
 
-def forward_options(shape: BatchShape, capability: str | None = None) -> dict[str, bool | str]:
+def forward_options(
+    shape: BatchShape, capability: str | None = None, *, is_quantized: bool = False
+) -> dict[str, bool | str]:
     """For the forward pass of a batch of this shape, on such a GPU or the default device."""
     if capability is None:
         capability = getattr(jax.devices()[0], "compute_capability", "")
@@ -34,7 +37,7 @@ def forward_options(shape: BatchShape, capability: str | None = None) -> dict[st
     chosen: Options = ()
     if shape.num_tokens == shape.num_seqs >= MIN_ROWS:
         chosen = FEW_KERNELS
-    elif shape.num_tokens >= MIN_TOKENS:
+    elif shape.num_tokens >= MIN_TOKENS and not is_quantized:
         chosen = LIBRARY_PRODUCTS
     return dict(chosen) if are_known(chosen) else {}
 

@@ -136,7 +136,7 @@ class Programs:
             arguments=(model.abstract_params, state.kv_cache, state.last_tokens, packed),
             result=(0, 0, 0 if is_mixed else None, state.kv_cache),
             donated=(1,),
-            options=forward_options(shape),
+            options=forward_options(shape, is_quantized=model.config.quantization is not None),
         )
 
     def _sampler_program(self, num_rows: int, kind: Sampler) -> Program:

@@ -27,6 +27,7 @@ def test_this_xla_knows_them() -> None:
     assert forward_options(WIDE, "9.0") == dict(FEW_KERNELS)
     long = dataclasses.replace(WIDE, num_tokens=1024)
     assert forward_options(long, "9.0") == dict(LIBRARY_PRODUCTS)
+    assert forward_options(long, "9.0", is_quantized=True) == {}
 
 
 @pytest.mark.parametrize(
