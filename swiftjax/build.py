@@ -24,7 +24,7 @@ from swiftjax.engine.tracer import Tracer, check_writable
 from swiftjax.errors import UnsupportedError
 from swiftjax.kernel_choice import check_prompt_attention, choose_kernels, read_implementation
 from swiftjax.memory import GIB, MemoryPlan
-from swiftjax.model.assembly import make_programs, make_state
+from swiftjax.model.assembly import allocate, make_programs, make_state
 from swiftjax.model.page_copies import PageCopies
 from swiftjax.model.runner import ModelRunner
 from swiftjax.model_config import ModelConfig
@@ -153,7 +153,7 @@ def _load_runner(
         kept=kept_programs(),
     )
     params = programs.model.bind(load_params(opened, progress))
-    state = partial(
+    make = partial(
         make_state,
         opened.config,
         max_num_seqs=sizes.max_num_seqs,
@@ -161,7 +161,7 @@ def _load_runner(
         page_size=sizes.page_size,
         kv_cache_dtype=config.kv_cache_dtype,
     )
-    runner = ModelRunner(programs, params, state)
+    runner = ModelRunner(programs, params, partial(allocate, make, memory))
     runner.copies = _make_copies(config)
     return runner
 

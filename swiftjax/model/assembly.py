@@ -4,6 +4,7 @@ Programs are made from shapes alone, so they can be had before any weight is rea
 `swiftjax/build.py`, which does these steps one by one, and by whoever needs no engine.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -12,6 +13,8 @@ from jaxtyping import Array
 
 from swiftjax import kernels
 from swiftjax.config import KVCacheDtype
+from swiftjax.errors import InvalidRequestError
+from swiftjax.memory import MemoryPlan
 from swiftjax.model.kept_programs import KeptPrograms
 from swiftjax.model.kv_cache import make_kv_cache
 from swiftjax.model.penalties import empty_counts
@@ -67,6 +70,23 @@ def make_state(
     )  # fmt: skip
     last_tokens = jnp.zeros(max_num_seqs, jnp.int32)
     return State(cache, last_tokens, empty_counts(max_num_seqs, config.vocab_size))
+
+
+def allocate(make: Callable[[], State], plan: MemoryPlan) -> State:
+    """Make the state, now; raises InvalidRequestError, with the plan, where it does not fit.
+
+    Somebody else may have taken memory of the device since it was planned.
+    """
+    try:
+        return jax.block_until_ready(make())
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise InvalidRequestError(
+            f"out of device memory: a KV cache of {plan.num_pages} pages was planned and does not "
+            f"fit any more.\n{plan.table()}\nEnd what else uses the device, or lower "
+            "gpu_memory_utilization"
+        ) from error
 
 
 def make_runner(

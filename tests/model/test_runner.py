@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from functools import partial
 from typing import Any
 
 import jax
@@ -10,8 +11,12 @@ import pytest
 
 from swiftjax.batch import BatchShape, empty_batch
 from swiftjax.engine.buckets import make_buckets
+from swiftjax.errors import InvalidRequestError
+from swiftjax.memory import GIB, plan_pages
+from swiftjax.model.assembly import allocate
 from swiftjax.model.kv_cache import bytes_per_page
 from swiftjax.model.packing import pack, packed_sizes, unpack, unpack_sampling
+from swiftjax.model.programs import State
 from tests.tiny import TINY, tiny_runner
 
 SHAPES = [
@@ -158,3 +163,20 @@ def test_masks_are_found_while_the_forward_pass_runs() -> None:
     sampled = runner.dispatch(empty_batch(shape, 32, masks=masks)).wait(shape.num_seqs)
     assert seen == ["forward", "masks", "sampler"]
     assert sampled.token_ids == [7] * shape.num_seqs
+
+
+def test_a_cache_that_does_not_fit_any_more_tells_the_plan() -> None:
+    """Another process may have taken memory since it was planned."""
+
+    def fail(message: str) -> State:
+        raise jax.errors.JaxRuntimeError(message)
+
+    plan = plan_pages(
+        budget=3 * GIB, weights=GIB, temporaries=0, page_bytes=2**20, page_size=16, max_pages=99,
+        asked_pages=None,
+    )  # fmt: skip
+    with pytest.raises(InvalidRequestError, match="99 pages was planned") as told:
+        allocate(partial(fail, "RESOURCE_EXHAUSTED: Out of memory"), plan)
+    assert plan.table() in str(told.value)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
+        allocate(partial(fail, "INTERNAL: something else"), plan)
