@@ -7,7 +7,7 @@ is seen when it comes. Called by `swiftjax bench streaming`.
 import os
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -32,10 +32,16 @@ class Turns(NamedTuple):
     count: int = 5
 
 
-def measure_endless(engine: Engine, streaming: Streaming, num_tokens: int) -> Iterator[Figure]:
+def measure_endless(
+    engine: Engine,
+    streaming: Streaming,
+    num_tokens: int,
+    progress: Callable[[int, int], None] | None = None,
+) -> Figure:
     """Generate without end: milliseconds a token, pages in use and resident memory on the way.
 
-    `spread` holds the fastest and the slowest of the samples after the window is full.
+    `spread` holds the fastest and the slowest of the samples after the window is full; `progress`
+    is told (tokens so far, tokens in all) with each sample.
     """
     core = engine.built.core
     config = GenerationConfig(
@@ -55,10 +61,12 @@ def measure_endless(engine: Engine, streaming: Streaming, num_tokens: int) -> It
         times.append((now - last) * 1e3 / every)
         pages.append(stats.num_pages - stats.num_free_pages)
         memory.append(resident_mib())
-        last = now
+        if progress is not None:
+            progress(count, num_tokens)
+        last = time.perf_counter()
     full = [i for i, place in enumerate(places) if place > 1.1 * streaming.shared_len()][:-1]
     steady = [times[i] for i in full]
-    yield Figure(
+    return Figure(
         workload="endless", batch=1, context=num_tokens, unit="ms/token",
         value=statistics.median(steady), spread=(min(steady), max(steady)),
         details={

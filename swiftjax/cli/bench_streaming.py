@@ -7,7 +7,7 @@ import typer
 
 from swiftjax.cli.bench import Commit, ModelOption, Out, bench
 from swiftjax.cli.bench_report import check_known, report, run_of
-from swiftjax.cli.loading import load_core
+from swiftjax.cli.loading import load_core, progress
 from swiftjax.cli.options import DtypeOption, Implementation, LoadFormatOption, Quiet
 from swiftjax.config import EngineConfig
 
@@ -65,7 +65,10 @@ def streaming(
         if name == "perplexity":
             report(_perplexity(engine, asked, length), run, out, "streaming_quality")
             continue
-        figures = _measure(engine, name, asked, (tokens, position, steps, answers, turns))
+        if name == "endless":
+            figures = [_endless(engine, asked, tokens, quiet)]
+        else:
+            figures = _measure(engine, name, asked, (position, steps, answers, turns))
         report(figures, run, out, "streaming")
 
 
@@ -78,18 +81,20 @@ def _perplexity(engine: "Engine", asked: "Streaming", length: int) -> "Iterator[
     yield from measure_perplexity(engine, tokens.tolist(), asked)
 
 
+def _endless(engine: "Engine", asked: "Streaming", tokens: int, quiet: bool) -> "Figure":
+    from swiftjax.bench.streaming import measure_endless
+
+    with progress("endless", quiet=quiet) as tell:
+        return measure_endless(engine, asked, tokens, tell)
+
+
 def _measure(
-    engine: "Engine",
-    part: str,
-    asked: "Streaming",
-    sizes: tuple[int, int, int, list[int], int],
+    engine: "Engine", part: str, asked: "Streaming", sizes: tuple[int, int, list[int], int]
 ) -> "Iterator[Figure]":
     from swiftjax.bench import streaming as s
 
-    tokens, position, steps, answers, turns = sizes
-    if part == "endless":
-        yield from s.measure_endless(engine, asked, tokens)
-    elif part == "position":
+    position, steps, answers, turns = sizes
+    if part == "position":
         near = asked.shared_len()
         yield from s.measure_position(engine, asked, (near, position), steps)
     else:

@@ -1,6 +1,7 @@
 """Loads a model for a command and shows how far it is, on stderr.
 
-A terminal gets a bar; a file or a pipe gets one plain line when a stage ends.
+A terminal gets a bar; a file or a pipe gets one plain line when a stage ends, and before that one
+every half minute.
 """
 
 import sys
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from swiftjax.build import BuiltCore
 
 Progress = Callable[[int, int], None]  # (done, in all)
+SECONDS_PER_LINE = 30.0
 
 
 @contextmanager
@@ -32,11 +34,27 @@ def progress(label: str, *, quiet: bool, in_bytes: bool = False) -> Iterator[Pro
         with _bar(label, in_bytes) as report:
             yield report
     else:
-        started, amounts = time.monotonic(), [0]
-        yield lambda done, total: amounts.append(done)
-        seconds, size = time.monotonic() - started, amounts[-1] / 1e6
+        lines = _Lines(label)
+        yield lines.take
+        seconds, size = time.monotonic() - lines.started, lines.done / 1e6
         rate = f", {size:,.0f} MB, {size / seconds:,.0f} MB/s" if in_bytes else ""
         print_line(f"{label}: {seconds:.1f} s{rate}")
+
+
+class _Lines:
+    """Progress where lines cannot be overwritten."""
+
+    def __init__(self, label: str) -> None:
+        self._label = label
+        self.started = self._told = time.monotonic()
+        self.done = 0
+
+    def take(self, done: int, total: int) -> None:
+        """Remember how far it is, and say so if nothing was said for long."""
+        self.done, now = done, time.monotonic()
+        if now - self._told >= SECONDS_PER_LINE:
+            self._told = now
+            print_line(f"{self._label}: {done / total:.0%} after {now - self.started:.0f} s")
 
 
 @contextmanager

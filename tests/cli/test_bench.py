@@ -120,6 +120,7 @@ def test_streaming_shows_time_pages_and_memory(cli: Cli, tmp_path: Path) -> None
         "--answer", "20", "--turns", "2", "--max-num-batched-tokens", "32", "--out", str(tmp_path),
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
+    assert "swiftjax: endless: " in result.stderr
     file = tmp_path / "cpu" / "streaming.json"
     records = json.loads(file.read_text())
     assert [(r["workload"], r["context"]) for r in records] == [

@@ -1,6 +1,11 @@
 """Streaming and ordinary requests at random, over a runner that reads every page it is told of."""
 
+import gc
 import random
+import sys
+import tracemalloc
+from collections import Counter
+from typing import NamedTuple
 
 import pytest
 
@@ -84,3 +89,42 @@ def test_no_page_leaves_too_early_or_comes_back_wrong(seed: int, overlaps: bool)
         )
         got = answers[name]
         assert got == (want[: len(got)] if name in aborted else want)
+
+
+@pytest.mark.parametrize("overlaps", [False, True], ids=["plain", "overlapped"])
+def test_a_token_takes_no_more_work_far_into_a_text(overlaps: bool) -> None:
+    """In calls of functions, and in memory, which shows what a single call copies."""
+    core = make_fake_core(page_size=PAGE, streams=True, prefix_cache=False, overlaps=overlaps)
+    config = GenerationConfig(max_new_tokens=2000, streaming=KINDS[0])
+    core.submit(make_request(core, [1], config))
+    near = work_of_steps(core, skipped=100)
+    far = work_of_steps(core, skipped=1800)
+    assert far.calls == near.calls
+    assert far.num_bytes < near.num_bytes + 2000  # a copy of the text has 8 for each token
+
+
+class StepWork(NamedTuple):
+    """Calls in as many steps as fill a page, and the memory that the leanest of them needed."""
+
+    calls: int
+    num_bytes: int
+
+
+def work_of_steps(core: EngineCore, skipped: int) -> StepWork:
+    """Look at steps after so many others."""
+    for _ in range(skipped):
+        core.step()
+    calls = Counter[str]()
+    gc.disable()  # jax has a function that is called then
+    tracemalloc.start()
+    peaks = []
+    for _ in range(PAGE):
+        before = tracemalloc.get_traced_memory()[0]
+        tracemalloc.reset_peak()
+        sys.setprofile(lambda frame, event, argument: calls.update([event]))
+        core.step()
+        sys.setprofile(None)
+        peaks.append(tracemalloc.get_traced_memory()[1] - before)
+    tracemalloc.stop()
+    gc.enable()
+    return StepWork(calls["call"] + calls["c_call"], min(peaks))
