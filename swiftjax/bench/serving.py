@@ -175,13 +175,12 @@ def measure_serving_throughput(
     async def run() -> float:
         async with ports.open_client(protocol) as send:
 
-            async def one(prompt: list[int], output_len: int) -> None:
-                async for _ in send(prompt, output_len):
-                    pass
+            async def one(prompt: list[int], output_len: int) -> int:
+                return sum([count async for count in send(prompt, output_len)])
 
             start = time.perf_counter()
-            await asyncio.gather(*map(one, prompts, output_lens))
-            return sum(output_lens) / (time.perf_counter() - start)
+            counts = await asyncio.gather(*map(one, prompts, output_lens))
+            return sum(counts) / (time.perf_counter() - start)
 
     rates = [uvloop.run(run()) for _ in range(rounds)]
     return Figure(

@@ -40,7 +40,7 @@ def test_step_and_comparison(cli: Cli, tmp_path: Path) -> None:
     assert compared.returncode == 0 and "x1.000" in compared.stdout
 
 
-def test_serving_counts_the_same_tokens_over_both_protocols(cli: Cli, tmp_path: Path) -> None:
+def test_serving_measures_both_protocols(cli: Cli, tmp_path: Path) -> None:
     """Fails by itself where a program was compiled after the server was ready."""
     sizes = ("--max-num-seqs", "2", "--max-num-batched-tokens", "16", "--max-model-len", "128")
     load = ("--workload", "W3", "--workload", "W4", "--rate", "20", "--seconds", "0.3")
