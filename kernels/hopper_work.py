@@ -20,9 +20,9 @@ NEIGHBOURS = 8  # tiles of tokens that share weights while these are in the L2
 SHARED_BYTES = 224 * 1024  # of 227: barriers and what alignment wastes need the rest
 MOST_STAGES = 16
 LEAST_STEPS = 8  # of a part of the sum
-# For choosing a tile, in cycles of a multiprocessor; fitted to 18 products of int4 on an H200,
-# which it gives within 6 % (benchmarks/NOTES.md). A step's own; how much is not hidden of
-# multiplying and unpacking, as the compiler's output has them, and of storing; adding parts.
+# For choosing a tile, in cycles of a multiprocessor; fitted to 18 products of an H200, which it
+# gives within 7 % (benchmarks/NOTES.md). A step's own; how much is not hidden of multiplying and
+# unpacking, as the compiler's output has them, and of storing; adding parts.
 STEP_CYCLES, MULTIPLIED, UNPACKED, STORED, ADD_CYCLES = 313, 0.77, 0.89, 0.69, 2400
 L2_BYTES = 28  # that a multiprocessor gets in a cycle
 

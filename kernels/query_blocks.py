@@ -13,7 +13,7 @@ from jaxtyping import Array, Int32
 class QueryBlocks(NamedTuple):
     """Block i holds tokens `first[i]` to `end[i]`, at most block_q of them, at known positions.
 
-    Padding tokens form a last sequence of context 0. Blocks that are not needed are empty.
+    Padding tokens form a last sequence of context 0. Behind `count` blocks are empty, or padding.
     """
 
     sequence: Int32[Array, " blocks"]  # B for the padding

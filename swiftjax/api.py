@@ -100,7 +100,7 @@ class Engine:
             trace=trace,
             max_queue_len=MAX_TOKENS,  # whoever calls a blocking engine is the only one to wait
         )
-        built = build_core(config, progress)
+        built = build_core(config, progress, warms_up=warm_up)
         if built.is_on_gpu if warm_up is None else warm_up:
             built.warm_up()
         self._take(built)

@@ -21,7 +21,7 @@ def start_async_engine(
 
     Without `warm_up` a step is compiled when it is first needed, and everybody waits for it.
     """
-    built = build_core(config, progress)
+    built = build_core(config, progress, warms_up=warm_up)
     if warm_up:
         built.warm_up()
     core = built.core

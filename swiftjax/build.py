@@ -54,7 +54,7 @@ class BuiltCore(NamedTuple):
     swap_bytes: int
 
     def warm_up(self, progress: Callable[[int, int], None] | None = None) -> float:
-        """Compile every step shape; afterwards no request waits for the compiler.
+        """Compile every step shape, then allocate; afterwards no request waits for the compiler.
 
         Also does what `measure_swap` does.
         """
@@ -84,10 +84,14 @@ class BuiltCore(NamedTuple):
 def build_core(
     config: EngineConfig,
     progress: Callable[[int, int], None] | None = None,
+    *,
+    warms_up: bool | None = False,
 ) -> BuiltCore:
     """Load a model and assemble its engine; `progress` gets (bytes read, bytes in all).
 
-    Raises CheckpointError, UnsupportedError or InvalidRequestError before any request is taken.
+    `warms_up` says that `warm_up` follows (None: on a GPU): it takes the memory of the KV cache
+    after compiling, otherwise that is taken here. Raises CheckpointError, UnsupportedError or
+    InvalidRequestError before any request is taken.
     """
     asked = read_implementation(config.implementation)
     if config.trace:
@@ -105,6 +109,8 @@ def build_core(
     memory = plan_memory(config, model, sizes)
     buckets = choose_buckets(sizes, config)
     runner = _load_runner(config, opened, sizes, memory, implementation, progress)
+    if not (is_on_gpu() if warms_up is None else warms_up):
+        runner.allocate()
     tokenizer = Tokenizer(opened.tokenizer_files, chat_template=config.chat_template)
     scheduler = make_scheduler(config, sizes, memory, model, buckets)
     tracer = Tracer(config.trace, scheduler, salt=prefix_salt(model)) if config.trace else None

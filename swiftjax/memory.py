@@ -62,8 +62,8 @@ def temporaries(config: ModelConfig, *, num_tokens: int, num_rows: int, itemsize
     quarter more: the residual stream twice, and around it either the two halves of the MLP and
     their product, or queries, keys, values and what attention makes of them. Activations in 8 bits
     come of float32 halves. Many tokens are multiplied by a matrix of 4 or 8 bits after it was
-    written out. Passes and samplers take turns; hidden rows outlive them, and the logits of two
-    steps.
+    written out, which the head may be. Passes and samplers take turns; hidden rows outlive them,
+    and the logits of two steps.
     """
     hidden, inner = config.hidden_size, config.intermediate_size
     kind = config.quantization.kind if config.quantization else None
@@ -72,7 +72,8 @@ def temporaries(config: ModelConfig, *, num_tokens: int, num_rows: int, itemsize
     stream = 2 * hidden * itemsize
     forward = num_tokens * (stream + max(product, heads * itemsize))
     if kind:
-        written_out = 2 * hidden * inner * itemsize
+        head = config.vocab_size if config.weight_format("head") else 0
+        written_out = hidden * max(2 * inner, head) * itemsize
         halves = num_tokens * (stream + 2 * inner * itemsize)
         forward = max(forward, written_out + halves)
     scores = num_rows * config.vocab_size

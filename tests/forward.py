@@ -74,7 +74,7 @@ def _step(
 
     def step(params: tuple[Array, ...], cache: KVCache, batch: Batch) -> tuple[Array, KVCache]:
         llama, hidden, cache = model.forward(params, cache, batch)
-        return llama.logits(hidden).astype(jnp.float32), cache
+        return llama.logits(hidden, implementation).astype(jnp.float32), cache
 
     return _steps.setdefault((config, implementation), jax.jit(step))
 

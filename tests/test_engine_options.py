@@ -5,7 +5,14 @@ from typing import Any
 
 import pytest
 
-from swiftjax import Engine, EngineConfig, GenerationConfig, RequestOptions, start_async_engine
+from swiftjax import (
+    Engine,
+    EngineConfig,
+    GenerationConfig,
+    RequestOptions,
+    build,
+    start_async_engine,
+)
 from swiftjax.errors import InvalidRequestError
 from tests.tiny_checkpoints import tiny_config, write_checkpoint
 
@@ -86,3 +93,17 @@ def test_a_model_length_beyond_the_model_names_the_remedy(checkpoint: Path) -> N
     config = EngineConfig(model_path=str(checkpoint), max_model_len=999_999)
     with pytest.raises(InvalidRequestError, match=r"999999.*lower it to that or leave it out"):
         start_async_engine(config)
+
+
+@pytest.mark.parametrize("warm_up", [False, True])
+def test_the_cache_is_taken_before_the_first_step(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, warm_up: bool
+) -> None:
+    """Where it fails then, no request is left behind."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise InvalidRequestError("no room")
+
+    monkeypatch.setattr(build, "make_state", fail)
+    with pytest.raises(InvalidRequestError, match="no room"):
+        make_engine(checkpoint, warm_up=warm_up)

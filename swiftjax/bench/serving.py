@@ -23,7 +23,7 @@ import uvloop
 from swiftjax.bench.lengths import Throughput, throughput_lengths
 from swiftjax.bench.records import Figure
 from swiftjax.bench.serving_clients import Send, open_client
-from swiftjax.errors import SwiftJaxError
+from swiftjax.errors import InvalidRequestError, SwiftJaxError
 
 TTFT_LIMIT, INTERVAL_LIMIT = 0.5, 0.03  # seconds; a request within both counts as good
 READY_SECONDS = 300.0
@@ -133,6 +133,7 @@ def measure_serving(
 
     Spreads are (median, 99th percentile).
     """
+    num_before = num_compiles(ports)
     start = time.perf_counter()
     answered = uvloop.run(_load(ports, protocol, rate, seconds, vocab_size, case))
     took = time.perf_counter() - start
@@ -151,7 +152,7 @@ def measure_serving(
         figure("W4-inter-token", "ms", [a.interval * 1e3 for a in answered]),
         figure("W4-good-share", "of requests", [good]),
         figure("W4-tokens", "tokens/s", [tokens]),
-        figure(COMPILES, "programs since ready", [num_compiles(ports)]),
+        figure(COMPILES, "programs", [num_compiles(ports) - num_before]),
     ]
 
 
@@ -175,12 +176,12 @@ def measure_serving_throughput(
     async def run() -> float:
         async with ports.open_client(protocol) as send:
 
-            async def one(prompt: list[int], output_len: int) -> int:
-                return sum([count async for count in send(prompt, output_len)])
+            async def one(prompt: list[int], output_len: int) -> None:
+                check_length(output_len, sum([count async for count in send(prompt, output_len)]))
 
             start = time.perf_counter()
-            counts = await asyncio.gather(*map(one, prompts, output_lens))
-            return sum(counts) / (time.perf_counter() - start)
+            await asyncio.gather(*map(one, prompts, output_lens))
+            return sum(output_lens) / (time.perf_counter() - start)
 
     rates = [uvloop.run(run()) for _ in range(rounds)]
     return Figure(
@@ -189,14 +190,29 @@ def measure_serving_throughput(
     )  # fmt: skip
 
 
+def arrivals(rate: float, seconds: float, seed: int) -> list[float]:
+    """Seconds at which requests are due; raises InvalidRequestError when there are none."""
+    draw, dues, due = random.Random(seed), [], 0.0
+    while (due := due + draw.expovariate(rate)) < seconds:
+        dues.append(due)
+    if not dues:
+        raise InvalidRequestError(
+            f"no request arrives at {rate:g} a second within {seconds:g} s: raise one of the two"
+        )
+    return dues
+
+
+def check_length(asked: int, num_tokens: int) -> None:
+    """Raise SwiftJaxError for an answer that is not of the length that was asked."""
+    if num_tokens != asked:
+        raise SwiftJaxError(f"an answer of {asked} tokens has {num_tokens}: figures would be wrong")
+
+
 async def _load(
     ports: Ports, protocol: str, rate: float, seconds: float, vocab_size: int, case: Throughput
 ) -> list[Answered]:
-    draw = random.Random(case.seed)
-    dues, due = [], 0.0
-    while (due := due + draw.expovariate(rate)) < seconds:
-        dues.append(due)
-    lengths = throughput_lengths(case._replace(num_requests=max(1, len(dues))))
+    dues = arrivals(rate, seconds, case.seed)
+    lengths = throughput_lengths(case._replace(num_requests=len(dues)))
     rng = np.random.default_rng(0)
     async with ports.open_client(protocol) as send:
         start = time.perf_counter()
@@ -208,6 +224,7 @@ async def _load(
             async for num_tokens in send(prompt, output_len):
                 times.append(time.perf_counter() - start - due)
                 count += num_tokens
+            check_length(output_len, count)
             return Answered(first=times[0], last=times[-1], num_tokens=count)
 
         return await asyncio.gather(*map(one, dues, *lengths))

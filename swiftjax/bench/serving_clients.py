@@ -177,10 +177,15 @@ class _Connection(asyncio.Protocol):
         if self._parser.get_status_code() == 200:
             *events, self._rest = self._rest.split(b"\n\n")
             for event in events:
-                if event != b"data: [DONE]":
-                    self._read(self._decode(event.removeprefix(b"data: ")))
+                if event.startswith(b"data: {"):
+                    self._read(event.removeprefix(b"data: "))
 
-    def _read(self, event: _Event) -> None:
+    def _read(self, data: bytes) -> None:
+        try:
+            event = self._decode(data)
+        except msgspec.DecodeError as error:
+            self._error = f"with an event that is not understood ({error})"
+            return
         if event.error is not None:
             self._error = f"in the middle of a stream: {event.error.message}"
         self._counts.append(0 if event.usage is None else event.usage.completion_tokens)
@@ -190,6 +195,8 @@ class _Connection(asyncio.Protocol):
         self._is_whole = True
         if (status := self._parser.get_status_code()) != 200:
             self._error = f"{status}: {self._message()}"
+        elif self._rest:
+            self._error = f"with what is no stream of events: {self._message()}"
 
     def _message(self) -> str:
         try:

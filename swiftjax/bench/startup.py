@@ -71,7 +71,7 @@ def main() -> None:
     configure_jax(config.gpu_memory_utilization)
     jax.devices()
     clock["device"] = time.time()
-    built = build_core(config)
+    built = build_core(config, warms_up=True)
     clock["weights"] = time.time()
     built.warm_up()
     clock["programs"] = time.time()

@@ -117,6 +117,9 @@ def measure_memory(engine: Engine) -> Iterator[Figure]:
     """
     import jax
 
+    device = jax.local_devices()[0]
+    if not device.memory_stats():
+        return  # a CPU client does not count
     scheduler, limits = engine.built.core.scheduler.config, engine.built.core.limits
     share = 2 * scheduler.max_num_batched_tokens // scheduler.max_num_seqs
     length = max(1, min(share, limits.max_model_len - MEMORY_TOKENS))
@@ -125,9 +128,7 @@ def measure_memory(engine: Engine) -> Iterator[Figure]:
     drawn = replace(greedy, temperature=1.0)
     for config in (greedy, drawn, replace(drawn, top_p=0.9), replace(drawn, frequency_penalty=0.1)):
         engine.generate(prompts, config)
-    stats = jax.local_devices()[0].memory_stats()
-    if not stats:
-        return  # a CPU client does not count
+    stats = device.memory_stats() or {}
     plan = engine.built.memory
     planned = plan.weights + plan.temporaries + plan.num_pages * plan.page_bytes
     peak = stats["peak_bytes_in_use"] / GIB

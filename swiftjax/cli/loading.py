@@ -91,7 +91,7 @@ def load_core(config: EngineConfig, *, warm: bool, quiet: bool) -> "BuiltCore":
     from swiftjax.build import build_core
 
     with progress(f"loading {config.model_path}", quiet=quiet, in_bytes=True) as report:
-        built = build_core(config, report)
+        built = build_core(config, report, warms_up=warm)
     if warm:
         with progress("compiling", quiet=quiet) as report:
             built.warm_up(report)

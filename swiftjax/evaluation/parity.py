@@ -76,7 +76,8 @@ def our_states(
     hidden[-1] = x = kernels.rms_norm(x, loaded.params["norm.scale"], config.rms_norm_eps)
     model = StepModel(config, max_model_len=len(token_ids), implementation=chosen)
     llama, _ = model.merge(model.bind(loaded.params))
-    return _whole(token_ids, np.stack([_wide(h) for h in hidden]), _wide(llama.logits(x)))
+    logits = _wide(llama.logits(x, chosen))
+    return _whole(token_ids, np.stack([_wide(h) for h in hidden]), logits)
 
 
 def has_transformers() -> bool:

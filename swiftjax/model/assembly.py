@@ -114,4 +114,6 @@ def make_runner(
         make_state, config, max_num_seqs=max_num_seqs, num_pages=num_pages, page_size=page_size,
         kv_cache_dtype=kv_cache_dtype,
     )  # fmt: skip
-    return ModelRunner(programs, programs.model.bind(params), state)
+    runner = ModelRunner(programs, programs.model.bind(params), state)
+    runner.allocate()
+    return runner

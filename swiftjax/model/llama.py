@@ -228,7 +228,9 @@ class Llama(nnx.Module):
             x, keys[i], values[i] = _run_block(structure, weights, x, keys[i], values[i], inputs)
         return self.norm(x), KVCache(keys=tuple(keys), values=tuple(values))
 
-    def logits(self, hidden: Float[Array, "R D"]) -> Float[Array, "R V"]:
+    def logits(
+        self, hidden: Float[Array, "R D"], implementation: kernels.Implementation
+    ) -> Float[Array, "R V"]:
         """Scores over the vocabulary in the model's dtype; widen them before comparing."""
         with jax.named_scope("head"):
             if self.head is None:
@@ -239,4 +241,4 @@ class Llama(nnx.Module):
                     contract_d,
                     precision=dot_precision(hidden.dtype),
                 )
-            return self.head(hidden)
+            return self.head(hidden, implementation)

@@ -125,7 +125,7 @@ class Programs:
             token_ids = jnp.where(is_read, batch.token_ids, unread)
             batch = replace(batch, token_ids=token_ids)
             llama, hidden, kv_cache = model.forward(params, kv_cache, batch)
-            logits = llama.logits(hidden[batch.sample_rows])
+            logits = llama.logits(hidden[batch.sample_rows], model.implementation)
             total = log_total(logits.astype(jnp.float32))
             return logits, total, hidden if is_mixed else None, kv_cache
 
@@ -162,7 +162,8 @@ class Programs:
         model = self.model
 
         def score(params: tuple[Array, ...], hidden: Array, target_ids: Array) -> Array:
-            scores = score_prompt(model.merge(params)[0].logits, hidden, target_ids)
+            head = partial(model.merge(params)[0].logits, implementation=model.implementation)
+            scores = score_prompt(head, hidden, target_ids)
             logprobs, *top = as_bits(scores)
             return jnp.concatenate([logprobs[:, None], *top], axis=1)
 

@@ -40,11 +40,7 @@ class ModelRunner:
     def __init__(
         self, programs: Programs, params: tuple[Array, ...], make_state: Callable[[], State]
     ) -> None:
-        """`params` are bound by the model of `programs`; `make_state` is called once, when needed.
-
-        The cache takes all memory that is left, of which the compiler wants some for trying out
-        products.
-        """
+        """`params` are bound by the model of `programs`; `allocate` calls `make_state`."""
         self._programs = programs
         self._params = params
         self._make_state = make_state
@@ -62,10 +58,18 @@ class ModelRunner:
         row = jax.ShapeDtypeStruct((), jnp.int32)
         self._set_counts = set_row.lower(state.counts, row, values).compile()
 
-    @property
-    def _state(self) -> State:
+    def allocate(self) -> None:
+        """Take the memory of the cache, unless it is taken; raises what `make_state` does.
+
+        The cache takes all that is left, of which the compiler wants some for trying out products:
+        `warm_up` compiles first, and whoever does without calls this before the first step.
+        """
         if self._made is None:
             self._made = self._make_state()
+
+    @property
+    def _state(self) -> State:
+        assert self._made is not None, "allocate() comes before the first step"
         return self._made
 
     @_state.setter
@@ -80,7 +84,7 @@ class ModelRunner:
     def warm_up(
         self, shapes: Iterable[BatchShape], progress: Callable[[int, int], None] | None = None
     ) -> float:
-        """Compile all that steps of these shapes need, page moves too; returns the seconds taken.
+        """Compile all that steps of these shapes need, then allocate; returns the seconds taken.
 
         `progress` is called with (done, total) after each program.
         """
@@ -89,6 +93,7 @@ class ModelRunner:
             for done, _ in enumerate(pool.map(lambda compile: compile(), todo), start=1):
                 if progress is not None:
                     progress(done, len(todo))
+        self.allocate()
         self._swapper()
         return time.monotonic() - start
 
@@ -113,9 +118,10 @@ class ModelRunner:
             self.move(moves)
         shape = batch.shape
         packed = pack(batch)
-        forward = self._programs.forward(shape)
         kv_cache, last_tokens, counts = self._state
-        logits, total, hidden, kv_cache = forward(self._params, kv_cache, last_tokens, packed.step)
+        logits, total, hidden, kv_cache = self._programs.forward(shape)(
+            self._params, kv_cache, last_tokens, packed.step
+        )
         kind, top = choose_sampler(batch), None
         sampler = self._programs.sampler(shape.num_seqs, kind)
         if kind == "full":

@@ -40,12 +40,12 @@ class StepModel:
         weights, self._treedef = jax.tree.flatten(state)
         table = (jax.ShapeDtypeStruct(x.shape, x.dtype) for x in self._table if x is not None)
         self.abstract_params: tuple[jax.ShapeDtypeStruct, ...] = (*weights, *table)
-        self._implementation: kernels.Implementation = implementation
+        self.implementation: kernels.Implementation = implementation
         self._row_invariant = row_invariant
 
     def describe(self) -> str:
         """Say all that shapes what is computed, but the arguments."""
-        return repr((self.config, self._max_model_len, self._implementation, self._row_invariant))
+        return repr((self.config, self._max_model_len, self.implementation, self._row_invariant))
 
     def bind(self, params: dict[str, Array]) -> tuple[Array, ...]:
         """The flat tuple that every call is given, of weights by name and the rotary table."""
@@ -59,7 +59,7 @@ class StepModel:
         """Run all layers; returns the merged model too, for its head."""
         model, table = self.merge(params)
         hidden, kv_cache = model(
-            batch, kv_cache, table, self._implementation, row_invariant=self._row_invariant
+            batch, kv_cache, table, self.implementation, row_invariant=self._row_invariant
         )
         return model, hidden, kv_cache
 

@@ -77,4 +77,5 @@ def _log_probs(
     model: StepModel, params: tuple[Array, ...], cache: KVCache, batch: Batch
 ) -> tuple[Array, KVCache]:
     llama, hidden, cache = model.forward(params, cache, batch)
-    return jax.nn.log_softmax(llama.logits(hidden).astype(jnp.float32), axis=-1), cache
+    logits = llama.logits(hidden, model.implementation)
+    return jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1), cache

@@ -58,6 +58,7 @@ def test_serving_measures_both_protocols(cli: Cli, tmp_path: Path) -> None:
     [
         (("step", "--shape", "llama9"), "llama9"),
         (("serving", *DUMMY, "--protocol", "smtp"), "smtp"),
+        (("serving", *DUMMY, "--rate", "0.1", "--seconds", "1"), "no request arrives at 0.1"),
         (("offline", *DUMMY, "--workload", "W9"), "W9"),
         (("offline", "--model", "llama9", "--load-format", "dummy"), "llama9"),
         (("kernels",), "GPU"),

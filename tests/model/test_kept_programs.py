@@ -37,7 +37,9 @@ def make_kept_runner(kept: KeptPrograms | None) -> ModelRunner:
         ONE_LAYER, **SIZES, max_model_len=64, implementation="xla", kept=kept
     )  # fmt: skip
     params = programs.model.bind(tiny_params(ONE_LAYER))
-    return ModelRunner(programs, params, partial(make_state, ONE_LAYER, **SIZES))
+    runner = ModelRunner(programs, params, partial(make_state, ONE_LAYER, **SIZES))
+    runner.allocate()
+    return runner
 
 
 def get_all(programs: Programs) -> None:

@@ -5,6 +5,7 @@ from contextlib import AbstractAsyncContextManager
 
 import pytest
 
+from swiftjax.bench.serving import check_length
 from swiftjax.bench.serving_clients import Send, open_client, open_http
 from swiftjax.errors import SwiftJaxError
 from tests.serving.http.harness import HttpService, run
@@ -58,6 +59,9 @@ def test_a_connection_serves_one_request_at_a_time() -> None:
         (502, "oops", 0, "502: oops"),
         (200, 'data: {"error":{"message":"dead"}}\n\n', 0, "stream: dead"),
         (200, 'data: {"choices":[]}\n\n', 10, "hung up"),
+        (200, 'data: {"choices":[]}\n\ndata: {"error":{"message":"cut"}}\n', 0, "no stream"),
+        (200, '{"choices":[]}', 0, "no stream"),
+        (200, "data: {nothing}\n\n", 0, "not understood"),
     ],
 )
 def test_failures_are_raised(status: int, body: str, missing: int, says: str) -> None:
@@ -78,3 +82,9 @@ def test_failures_are_raised(status: int, body: str, missing: int, says: str) ->
                 await total(send, 5)
 
     asyncio.run(main())
+
+
+def test_an_answer_of_another_length_is_no_figure() -> None:
+    check_length(5, 5)
+    with pytest.raises(SwiftJaxError, match="an answer of 5 tokens has 0"):
+        check_length(5, 0)
