@@ -54,16 +54,16 @@ def serving(
     rates = [None] if "W3" in workloads else []  # all at once
     rates += (rate or [2.0, 8.0, 16.0, 32.0]) if "W4" in workloads else []
     ports = online.Ports(grpc=online.free_port(), http=online.free_port())
-    for arrivals in rates:
-        if arrivals is not None:  # before the model is loaded
-            online.arrivals(arrivals, seconds, case.seed)
+    for per_second in rates:
+        if per_second is not None:  # before the model is loaded
+            online.arrivals(per_second, seconds, case.seed)
     num_compiles = 0.0
     with online.serving(flags, ports, of_server) as served:
-        for name, arrivals in itertools.product(protocols, rates):
+        for name, per_second in itertools.product(protocols, rates):
             run = run_of(served.dtype, model, commit, None)
-            run.flags.update(protocol=name, rate=arrivals)
-            typer.echo(f"{name}, {'W3' if arrivals is None else f'{arrivals:g} requests/s'}")
-            figures = online.measure(ports, name, arrivals, seconds, served.vocab_size, case)
+            run.flags.update(protocol=name, rate=per_second)
+            typer.echo(f"{name}, {'W3' if per_second is None else f'{per_second:g} requests/s'}")
+            figures = online.measure(ports, name, per_second, seconds, served.vocab_size, case)
             report(figures, run, out, "serving")
             num_compiles += sum(f.value for f in figures if f.workload == online.COMPILES)
     if num_compiles:

@@ -49,7 +49,7 @@ class ModelRunner:
         self._fingerprint: str | None = None
         self.copies = PageCopies()
         state = programs.state
-        pages = jax.tree.leaves(state.kv_cache)[0]
+        pages = state.kv_cache.keys[0]
         self._num_slots = pages.shape[0] * pages.shape[2]
         self._no_edits: dict[int, TokenEdits] = {}  # on the device, by number of rows
         self._no_masks: dict[int, Array] = {}  # the same
@@ -84,9 +84,9 @@ class ModelRunner:
     def warm_up(
         self, shapes: Iterable[BatchShape], progress: Callable[[int, int], None] | None = None
     ) -> float:
-        """Compile all that steps of these shapes need, then allocate; returns the seconds taken.
+        """Compile all that steps of these shapes and moves of pages need, and allocate.
 
-        `progress` is called with (done, total) after each program.
+        Returns the seconds taken; `progress` is called with (done, total) after each program.
         """
         start, todo = time.monotonic(), self._programs.of_shapes(list(shapes))
         with ThreadPoolExecutor(max_workers=NUM_THREADS) as pool:
@@ -116,9 +116,9 @@ class ModelRunner:
         """
         if moves != NO_MOVES:
             self.move(moves)
+        kv_cache, last_tokens, counts = self._state
         shape = batch.shape
         packed = pack(batch)
-        kv_cache, last_tokens, counts = self._state
         logits, total, hidden, kv_cache = self._programs.forward(shape)(
             self._params, kv_cache, last_tokens, packed.step
         )

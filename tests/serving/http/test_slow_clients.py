@@ -4,21 +4,30 @@ import asyncio
 import socket
 import sys
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
 from swiftjax.serving.http import http_server, protocol
 from swiftjax.serving.listeners import Listen, Listeners
 from tests.serving.harness import make_core, until
-from tests.serving.http.harness import HttpService, serving
+from tests.serving.http.harness import serving
 from tests.stalls import tried_again_after_stalls
 
 HEAD = b"GET /health HTTP/1.1\r\nhost: x\r\n"
 
 
-async def connect(service: HttpService) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    assert service.listeners.http is not None
-    return await asyncio.open_connection("127.0.0.1", service.listeners.http.port)
+@asynccontextmanager
+async def connection(
+    delay: float = 0.0,
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A connection to a server whose steps take so many seconds."""
+    async with serving(make_core(delay=delay)) as service:
+        assert service.listeners.http is not None
+        reader, writer = await asyncio.open_connection("127.0.0.1", service.listeners.http.port)
+        yield reader, writer
+        writer.close()
 
 
 async def is_open(reader: asyncio.StreamReader, seconds: float) -> bool:
@@ -39,8 +48,7 @@ def test_a_head_that_does_not_end_is_not_waited_for(
     monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.4)
 
     async def main() -> None:
-        async with serving(make_core()) as service:
-            reader, writer = await connect(service)
+        async with connection() as (reader, writer):
             begun = time.monotonic()
             writer.write(sent)
             while await is_open(reader, 0.1):
@@ -48,7 +56,6 @@ def test_a_head_that_does_not_end_is_not_waited_for(
                 if sent == HEAD:
                     writer.write(b"x: y\r\n")  # a little now and then does not help
             assert time.monotonic() - begun > 0.3
-            writer.close()
 
     asyncio.run(main())
 
@@ -60,8 +67,7 @@ def test_an_answer_is_not_cut_off_by_the_slow_head_of_the_next_request(
     monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.2)
 
     async def main() -> None:
-        async with serving(make_core(delay=0.02)) as service:
-            reader, writer = await connect(service)
+        async with connection(delay=0.02) as (reader, writer):
             body = b'{"prompt": "a", "max_tokens": 40}'
             head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
             writer.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
@@ -69,7 +75,6 @@ def test_an_answer_is_not_cut_off_by_the_slow_head_of_the_next_request(
             writer.write(HEAD)
             answer = await asyncio.wait_for(reader.read(), 5.0)  # then the connection is closed
             assert answer.startswith(b"HTTP/1.1 200") and b'"completion_tokens":40' in answer
-            writer.close()
 
     asyncio.run(main())
 
@@ -82,14 +87,12 @@ def test_a_connection_ends_when_nothing_follows_the_rest_of_an_answered_body(
     monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.3)
 
     async def main() -> None:
-        async with serving(make_core()) as service:
-            reader, writer = await connect(service)
+        async with connection() as (reader, writer):
             writer.write(HEAD + b"content-length: 2\r\n\r\n")
             answer = await reader.readuntil(b"}")  # before the body has come
             assert answer.startswith(b"HTTP/1.1 200")
             writer.write(rest)
             assert await asyncio.wait_for(reader.read(), 5.0) == b""
-            writer.close()
 
     asyncio.run(main())
 
@@ -101,23 +104,20 @@ def test_the_rest_of_an_answered_body_is_not_waited_for_byte_by_byte(
     monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.3)
 
     async def main() -> None:
-        async with serving(make_core()) as service:
-            reader, writer = await connect(service)
+        async with connection() as (reader, writer):
             writer.write(HEAD + b"content-length: 1000\r\n\r\n")
             await reader.readuntil(b"}")
             begun = time.monotonic()
             while await is_open(reader, 0.05):
                 assert time.monotonic() - begun < 5.0
                 writer.write(b"x")
-            writer.close()
 
     asyncio.run(main())
 
 
 def test_a_body_that_comes_behind_its_answer_ends_nothing() -> None:
     async def main() -> None:
-        async with serving(make_core()) as service:
-            reader, writer = await connect(service)
+        async with connection() as (reader, writer):
             for _ in range(3):
                 writer.write(HEAD + b"content-length: 100000\r\n\r\n")
                 answer = await reader.readuntil(b"}")
@@ -125,7 +125,6 @@ def test_a_body_that_comes_behind_its_answer_ends_nothing() -> None:
                 for _ in range(4):
                     writer.write(b"x" * 25_000)
                     await asyncio.sleep(0.01)
-            writer.close()
 
     asyncio.run(main())
 
