@@ -6,6 +6,9 @@ text form that XLA reads. Used by `benchmarks/deviceless.py`.
 
 from dataclasses import dataclass
 
+CUDA = "13.0.0"
+CUDA_VERSIONS = ("driver_version", "runtime_version", "compile_time_toolkit_version")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Target:
@@ -47,6 +50,8 @@ class Target:
         }
         lines = [f"  {key}: {value}" for key, value in facts.items()]
         lines.append(f"  cuda_compute_capability {{ major: {major} minor: {minor} }}")
+        # Without these XLA takes the libraries for older than what knows products in 8 bits.
+        lines += [f'  {name}: "{CUDA}"' for name in CUDA_VERSIONS]
         return "\n".join(
             [
                 "gpu_device_info {",

@@ -110,7 +110,8 @@ Deterministic = Annotated[
     bool,
     typer.Option(
         "--deterministic",
-        help="Answers equal bit for bit in any company: every step runs in one program.",
+        help="Answers equal bit for bit in any company: rows are computed in blocks of one size, "
+        "which takes longer.",
         show_default="off",
     ),
 ]

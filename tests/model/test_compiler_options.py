@@ -27,7 +27,10 @@ def test_this_xla_knows_them() -> None:
     assert forward_options(WIDE, "9.0") == dict(FEW_KERNELS)
     long = dataclasses.replace(WIDE, num_tokens=1024)
     assert forward_options(long, "9.0") == dict(LIBRARY_PRODUCTS)
-    assert forward_options(long, "9.0", is_quantized=True) == {}
+    assert forward_options(long, "9.0", quant_type="int8") == {}
+    mixed = dataclasses.replace(WIDE, num_tokens=80)
+    assert forward_options(mixed, "9.0") == {}
+    assert forward_options(mixed, "9.0", quant_type="fp8") == dict(LIBRARY_PRODUCTS)
 
 
 @pytest.mark.parametrize(

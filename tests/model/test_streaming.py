@@ -101,4 +101,5 @@ def test_b061_until_the_window_is_full_it_is_ordinary_attention() -> None:
     logits = forward_logits(
         CONFIG, params, IDS[:16], chunks=chunks, page_size=4, streaming=Streaming(sink=4, window=12)
     )
-    np.testing.assert_allclose(logits, plain, rtol=0, atol=1e-6)
+    # Two programs: a processor with AVX-512 sums a few of their scores in another order.
+    np.testing.assert_allclose(logits, plain, rtol=0, atol=1e-5)
