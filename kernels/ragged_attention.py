@@ -60,8 +60,8 @@ def ragged_attention(
     `query_starts` rises from 0; rows from `query_starts[B]` on are padding and give zeros, and a
     sequence may have no new tokens at all. `window`, `streams` and the errors are those of
     `decode_attention`. With `row_invariant` a token's bits depend on its context only, not on how
-    many others of its sequence or its step there are; "xla" is slower for it, and "mosaic" is then
-    what "triton" is.
+    many others of its sequence are new; "xla" is slower for it, the others always are so, and
+    "mosaic" is then what "triton" is.
     `whole_prompt` promises that the first sequence alone has tokens and that all of them are new:
     a library may then compute it, for what `check_prompt_attention` lets pass.
     """
@@ -83,10 +83,7 @@ def ragged_attention(
         return xla_attention.ragged_attention(
             *arrays, scale=scale, window=window, streams=streams, row_invariant=row_invariant
         )
-    attend = partial(
-        block_attention, *arrays, scale=scale, window=window, streams=streams,
-        row_invariant=row_invariant,
-    )  # fmt: skip
+    attend = partial(block_attention, *arrays, scale=scale, window=window, streams=streams)
     # Bits differ between the two kernels, and which one a token meets depends on its chunk.
     if implementation == "mosaic" and not row_invariant and can_attend_chunks(q, k_pages, streams):
         blocks = query_blocks(
@@ -141,7 +138,6 @@ def block_attention(
     streams: Streams | None,
     max_new: int | None = None,
     others: Float[Array, "T N H"] | None = None,
-    row_invariant: bool = False,
     config: RaggedConfig | None = None,
 ) -> Float[Array, "T N H"]:
     """Run the Triton implementation; benchmarks pass a `config`.
@@ -153,7 +149,7 @@ def block_attention(
     group = num_heads // num_kv_heads
     padded_group = _triton.power_of_two(group)
     config = config or choose_ragged_config(
-        num_tokens=0 if row_invariant else num_tokens,  # the same tiles in steps of any size
+        num_tokens=num_tokens,
         num_seqs=context_lens.shape[0],
         group=padded_group,
         width=_triton.power_of_two(head_dim),

@@ -81,12 +81,10 @@ def ragged_attention(
     """Attend for one query block after the other, then for all single tokens together.
 
     Each block has its own trips; spares never run. A single token would cost a whole block, which
-    is what it does if `row_invariant`, as products of other shapes round otherwise; blocks are
-    those of decodes then, in steps of any size.
+    is what it does if `row_invariant`, as products of other shapes round otherwise.
     """
     num_tokens, num_kv_heads = q.shape[0], k_pages.shape[1]
-    num_seqs = context_lens.shape[0]
-    block_q = choose_block_q(num_seqs if row_invariant else num_tokens, num_seqs)
+    block_q = choose_block_q(num_tokens, context_lens.shape[0])
     min_new = 1 if row_invariant else 2
     blocks = query_blocks(query_starts, context_lens, num_tokens, block_q, min_new)
 

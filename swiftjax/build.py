@@ -155,7 +155,7 @@ def _load_runner(
         max_model_len=MAX_STREAM_LEN if config.streaming else sizes.max_model_len,
         implementation=implementation,
         kv_cache_dtype=config.kv_cache_dtype,
-        row_block=sizes.row_block,
+        row_invariant=config.deterministic,
         kept=kept_programs(),
     )
     params = programs.model.bind(load_params(opened, progress))

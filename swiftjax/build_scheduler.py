@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 
 from swiftjax.config import EngineConfig, SchedulerConfig, SessionLimits
-from swiftjax.engine.buckets import Buckets, make_block_buckets, make_buckets
+from swiftjax.engine.buckets import Buckets, make_buckets, make_single_bucket
 from swiftjax.engine.kept_pages import KeptLimits
 from swiftjax.engine.page_pool import PagePool
 from swiftjax.engine.policies import victim_policy_for
@@ -65,13 +65,13 @@ def prefix_salt(model: ModelConfig) -> Callable[[Request], str]:
 
 
 def choose_buckets(sizes: Sizes, config: EngineConfig) -> Buckets:
-    """The shapes that steps are padded to: whole blocks of rows if the engine is deterministic."""
-    if sizes.row_block is not None:
-        return make_block_buckets(
-            sizes.row_block,
+    """The shapes that steps are padded to: one if the engine is deterministic, else several."""
+    if config.deterministic:
+        return make_single_bucket(
             max_num_seqs=sizes.max_num_seqs,
-            largest=sizes.largest_step,
+            max_num_batched_tokens=sizes.max_num_batched_tokens,
             max_pages=sizes.max_pages_per_seq,
+            streams=config.streaming,
         )
     buckets = make_buckets(
         max_num_seqs=sizes.max_num_seqs,

@@ -114,10 +114,10 @@ class EngineConfig:
     always computed again. Newcomers are held back until `min_batch_size` of them wait or one has
     waited for `max_wait_ms`; by default they are not. `trace` is a file to record what the
     scheduler decides. `overlap` dispatches a step before the last one is read (None: on a GPU).
-    `deterministic` computes rows in blocks of one size, by the same kernels in every step, so that
-    an answer is equal bit for bit whatever runs beside it. `streaming` compiles what requests with
-    sinks and a window need (docs/streaming.md); with a `streaming_window` requests that name none
-    get it, and `streaming_sink`. Raises InvalidRequestError for a value outside its range.
+    `deterministic` computes every step in one program, so that an answer is equal bit for bit
+    whatever runs beside it. `streaming` compiles what requests with sinks and a window need
+    (docs/streaming.md); with a `streaming_window` requests that name none get it, and
+    `streaming_sink`. Raises InvalidRequestError for a value outside its range.
     """
 
     model_path: str

@@ -29,8 +29,6 @@ CPU_CACHE_BYTES = GIB
 # For products that the compiler tries out, and for what graphs, cuBLAS and the driver take outside
 # the pool that JAX manages.
 GPU_MARGIN_BYTES = GIB
-# Rows of a product on a GPU that take little longer than reading its weights.
-MIN_BLOCK = 128
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,13 +40,6 @@ class Sizes:
     max_num_seqs: int
     max_num_batched_tokens: int
     min_decode: int
-    row_block: int | None = None  # rows that are computed together where an engine is deterministic
-
-    @property
-    def largest_step(self) -> int:
-        """Tokens that the largest step is padded to: one more than sequences, at the least."""
-        tokens, block = max(self.max_num_batched_tokens, self.max_num_seqs + 1), self.row_block or 1
-        return -(-tokens // block) * block
 
     @property
     def max_pages_per_seq(self) -> int:
@@ -132,15 +123,13 @@ def choose_sizes(config: EngineConfig, model: ModelConfig) -> Sizes:
             f"max_model_len is {config.max_model_len}; the model is made for {longest} tokens: "
             "lower it to that or leave it out"
         )
-    max_num_seqs = config.max_batch_size or (64 if on_gpu else 8)
     return Sizes(
         max_model_len=config.max_model_len or longest,
         page_size=config.page_size or (64 if on_gpu else 16),
-        max_num_seqs=max_num_seqs,
+        max_num_seqs=config.max_batch_size or (64 if on_gpu else 8),
         max_num_batched_tokens=config.max_num_batched_tokens or (2048 if on_gpu else 512),
         # On a GPU a matrix product of 8 rows is no slower than one of a single row.
         min_decode=8 if on_gpu else 1,
-        row_block=max(max_num_seqs, MIN_BLOCK if on_gpu else 16) if config.deterministic else None,
     )
 
 
@@ -154,7 +143,7 @@ def plan_memory(config: EngineConfig, model: ModelConfig, sizes: Sizes) -> Memor
     weights = weight_bytes(model)
     temporary = temporaries(
         model,
-        num_tokens=sizes.largest_step,
+        num_tokens=max(sizes.max_num_batched_tokens, sizes.max_num_seqs + 1),
         num_rows=max(sizes.max_num_seqs, PROMPT_BLOCK),
         itemsize=itemsize,
     )

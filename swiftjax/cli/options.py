@@ -110,8 +110,7 @@ Deterministic = Annotated[
     bool,
     typer.Option(
         "--deterministic",
-        help="Answers equal bit for bit in any company: rows are computed in blocks of one size, "
-        "which takes longer.",
+        help="Answers equal bit for bit in any company: every step runs in one program.",
         show_default="off",
     ),
 ]

@@ -44,20 +44,15 @@ class Buckets:
         return replace(self, whole_prompt=replace(self.mixed[-1], whole_prompt=True))
 
 
-def make_block_buckets(block: int, *, max_num_seqs: int, largest: int, max_pages: int) -> Buckets:
-    """Shapes of whole blocks of rows: one to four, six and eight, then twice as many each.
-
-    `largest` is a multiple of `block`, and more than `max_num_seqs`.
-    """
-    counts = [1, 2, 3, 4, 6, 8]
-    while counts[-1] * block < largest:
-        counts.append(2 * counts[-1])
-    tokens = sorted({min(count * block, largest) for count in counts})
-    shape = partial(BatchShape, num_seqs=max_num_seqs, max_pages=max_pages)
-    return Buckets(
-        decode=tuple(shape(num_tokens=t) for t in tokens if t == max_num_seqs),
-        mixed=tuple(shape(num_tokens=t) for t in tokens if t > max_num_seqs),
+def make_single_bucket(
+    *, max_num_seqs: int, max_num_batched_tokens: int, max_pages: int, streams: bool = False
+) -> Buckets:
+    """One shape for every step, decodes included: what a row gives never hangs on the batch."""
+    largest = max(max_num_batched_tokens, max_num_seqs + 1)
+    shape = BatchShape(
+        num_tokens=largest, num_seqs=max_num_seqs, max_pages=max_pages, streams=streams
     )
+    return Buckets(decode=(), mixed=(shape,))
 
 
 def make_buckets(

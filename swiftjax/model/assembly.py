@@ -33,7 +33,7 @@ def make_programs(
     max_model_len: int,
     implementation: kernels.Implementation,
     kv_cache_dtype: KVCacheDtype = "auto",
-    row_block: int | None = None,
+    row_invariant: bool = False,
     kept: KeptPrograms | None = None,
 ) -> Programs:
     """The programs of a model and a cache of these sizes, for rows < max_num_seqs."""
@@ -41,7 +41,7 @@ def make_programs(
         config,
         max_model_len=max_model_len,
         implementation=implementation,
-        row_block=row_block,
+        row_invariant=row_invariant,
     )
     state = jax.eval_shape(
         lambda: make_state(

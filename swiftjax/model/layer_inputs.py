@@ -29,7 +29,7 @@ from swiftjax.model_config import ModelConfig
         "sin",
         "sinks",
     ),
-    meta_fields=("is_decode", "whole_prompt", "row_block", "implementation", "attention"),
+    meta_fields=("is_decode", "whole_prompt", "row_invariant", "implementation", "attention"),
 )
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerInputs:
@@ -42,9 +42,9 @@ class LayerInputs:
     cos: Any  # [T H/2] float32
     sin: Any  # [T H/2] float32
     sinks: SinkView | None
-    is_decode: bool  # T == B: one new token per sequence, and any bits will do
+    is_decode: bool  # T == B: one new token per sequence
     whole_prompt: bool  # one sequence, all of it new
-    row_block: int | None  # rows are computed so many at a time, and their bits are their own
+    row_invariant: bool  # a row's bits do not depend on what else its chunk holds
     implementation: kernels.Implementation
     attention: kernels.Implementation  # the same, or what it falls back to
 
@@ -55,7 +55,7 @@ def layer_inputs(
     batch: Batch,
     implementation: kernels.Implementation,
     *,
-    row_block: int | None = None,
+    row_invariant: bool = False,
 ) -> LayerInputs:
     """Work out what all layers read of a batch.
 
@@ -72,10 +72,9 @@ def layer_inputs(
         cos=cos,
         sin=sin,
         sinks=make_sink_view(config.rope, table, batch),
-        # Decode attention rounds otherwise than that of a prompt's tokens.
-        is_decode=batch.token_ids.shape == batch.context_lens.shape and row_block is None,
+        is_decode=batch.token_ids.shape == batch.context_lens.shape,
         whole_prompt=batch.shape.whole_prompt,
-        row_block=row_block,
+        row_invariant=row_invariant,
         implementation=implementation,
         attention="triton" if is_short else implementation,
     )

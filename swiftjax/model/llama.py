@@ -20,10 +20,24 @@ from swiftjax.batch import Batch
 from swiftjax.model.kv_cache import KVCache
 from swiftjax.model.layer_inputs import LayerInputs, layer_inputs
 from swiftjax.model.linear import Linear, dot_precision
-from swiftjax.model.norm import RMSNorm
 from swiftjax.model.rope import RopeTable
-from swiftjax.model.row_blocks import by_blocks
 from swiftjax.model_config import ModelConfig
+
+
+class RMSNorm(nnx.Module):
+    """Root-mean-square norm, computed in float32."""
+
+    def __init__(self, dim: int, *, eps: float, dtype: jnp.dtype) -> None:
+        self.scale = nnx.Param(jnp.ones((dim,), dtype))
+        self.eps = eps
+
+    def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
+        """Normalise the last axis."""
+        return kernels.rms_norm(x, self.scale[...], self.eps)
+
+    def lazy(self, x: Float[Array, "T D"]) -> kernels.Normed:
+        """Leave it to the projection that reads the rows: it may want them in 8 bits."""
+        return kernels.Normed(x=x, scale=self.scale[...], eps=self.eps)
 
 
 class Attention(nnx.Module):
@@ -48,12 +62,14 @@ class Attention(nnx.Module):
 
     def __call__(
         self,
-        qkv: Float[Array, "T QKV"],
+        x: kernels.Rows,
         keys: kernels.Pages,
         values: kernels.Pages,
         inputs: LayerInputs,
-    ) -> tuple[Float[Array, "T NH"], kernels.Pages, kernels.Pages]:
-        """Write the new keys and values to their pages, then attend; `output` is the block's."""
+    ) -> tuple[Float[Array, "T D"], kernels.Pages, kernels.Pages]:
+        """Write the new keys and values to their pages, then attend."""
+        with jax.named_scope("qkv"):
+            qkv = self.qkv(x, inputs.implementation)
         with jax.named_scope("rope"):
             q, keys, values = kernels.rope_write(
                 keys,
@@ -69,7 +85,8 @@ class Attention(nnx.Module):
             )
         with jax.named_scope("attention"):
             out = self._attend(q, keys, values, inputs)
-        return out.reshape(out.shape[0], -1), keys, values
+        out = self.output(out.reshape(out.shape[0], -1), inputs.implementation)
+        return out, keys, values
 
     def _attend(
         self,
@@ -102,7 +119,7 @@ class Attention(nnx.Module):
             inputs.context_lens,
             scale=scale,
             window=window,
-            row_invariant=inputs.row_block is not None,
+            row_invariant=inputs.row_invariant,
             whole_prompt=inputs.whole_prompt,
             streams=streams,
             implementation=inputs.attention,
@@ -149,30 +166,10 @@ class Block(nnx.Module):
         inputs: LayerInputs,
     ) -> tuple[Float[Array, "T D"], kernels.Pages, kernels.Pages]:
         """Attention and MLP, each with a residual."""
-        run = functools.partial(by_blocks, size=inputs.row_block)
-        qkv = run(lambda block, x: block.project(x, inputs.implementation), self, x)
-        attended, keys, values = self.attention(qkv, keys, values, inputs)
-        x = run(lambda block, *rows: block.finish(*rows, inputs.implementation), self, x, attended)
-        return x, keys, values
-
-    def project(
-        self, x: Float[Array, "T D"], implementation: kernels.Implementation
-    ) -> Float[Array, "T QKV"]:
-        """What attention wants of every row: queries, keys and values."""
-        with jax.named_scope("qkv"):
-            return self.attention.qkv(self.attention_norm.lazy(x), implementation)
-
-    def finish(
-        self,
-        x: Float[Array, "T D"],
-        attended: Float[Array, "T NH"],
-        implementation: kernels.Implementation,
-    ) -> Float[Array, "T D"]:
-        """Make of every row, and of what attention gave it, what the next layer reads."""
-        with jax.named_scope("output"):
-            x = x + self.attention.output(attended, implementation)
+        y, keys, values = self.attention(self.attention_norm.lazy(x), keys, values, inputs)
+        x = x + y
         with jax.named_scope("mlp"):
-            return x + self.mlp(self.mlp_norm.lazy(x), implementation)
+            return x + self.mlp(self.mlp_norm.lazy(x), inputs.implementation), keys, values
 
 
 # Layers of equal structure are traced and lowered once, not 32 times; the compiler inlines them.
@@ -218,20 +215,18 @@ class Llama(nnx.Module):
         rope_table: RopeTable,
         implementation: kernels.Implementation,
         *,
-        row_block: int | None = None,
+        row_invariant: bool = False,
     ) -> tuple[Float[Array, "T D"], KVCache]:
-        """Hidden states of every token after the last norm, and the cache with the new tokens.
-
-        With a `row_block`, which divides T, a row's bits depend on no other row.
-        """
-        inputs = layer_inputs(self.config, rope_table, batch, implementation, row_block=row_block)
+        """Hidden states of every token after the last norm, and the cache with the new tokens."""
+        inputs = layer_inputs(
+            self.config, rope_table, batch, implementation, row_invariant=row_invariant
+        )
         x = self.embed.embedding[...][batch.token_ids]
         keys, values = list(kv_cache.keys), list(kv_cache.values)
         for i, block in enumerate(self.layers):
             structure, weights = nnx.split(block)
             x, keys[i], values[i] = _run_block(structure, weights, x, keys[i], values[i], inputs)
-        hidden = by_blocks(lambda norm, x: norm(x), self.norm, x, size=row_block)
-        return hidden, KVCache(keys=tuple(keys), values=tuple(values))
+        return self.norm(x), KVCache(keys=tuple(keys), values=tuple(values))
 
     def logits(
         self, hidden: Float[Array, "R D"], implementation: kernels.Implementation

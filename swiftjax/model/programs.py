@@ -37,7 +37,6 @@ from swiftjax.model.step_results import as_bits
 # what top-k, top-p and min-p leave; full: anything
 Sampler = Literal["greedy", "random", "filtered", "full"]
 SAMPLERS: tuple[Sampler, ...] = get_args(Sampler)
-Compile = Callable[[], jax.stages.Compiled]
 
 # Tracing shares one interpreter; the compiler runs beside it, one program on one core.
 NUM_THREADS = max(4, min(16, os.cpu_count() or 1))
@@ -69,22 +68,17 @@ class Programs:
         """Programs compiled so far."""
         return len(self._compiled)
 
-    def of_shapes(self, shapes: list[BatchShape]) -> tuple[list[Compile], list[Compile]]:
-        """Functions that get everything steps of these shapes can need, the longest first.
-
-        The first list is to be done with before the second is begun: where rows are computed by
-        blocks, all programs must take the products that one of them found to be fastest.
-        """
+    def of_shapes(self, shapes: list[BatchShape]) -> list[Callable[[], jax.stages.Compiled]]:
+        """Functions that get everything steps of these shapes can need, the longest first."""
         row_counts = sorted({shape.num_seqs for shape in shapes})
-        lengths = {s.num_tokens for s in shapes if s.num_tokens > s.num_seqs}
+        lengths = sorted({s.num_tokens for s in shapes if s.num_tokens > s.num_seqs})
         # So that no thread is left alone with a long one at the end.
-        ordered = sorted(shapes, key=lambda shape: -shape.num_tokens)
-        forwards = [partial(self.forward, shape) for shape in ordered]
-        samplers = [partial(self.sampler, n, kind) for n in row_counts for kind in SAMPLERS]
-        scorers = [partial(self.scorer, length) for length in sorted(lengths, reverse=True)]
-        if self.model.row_block is None:
-            return [], [*forwards, *samplers, *scorers]
-        return [*forwards[-1:], *scorers[-1:]], [*forwards[:-1], *samplers, *scorers[:-1]]
+        forwards = sorted(shapes, key=lambda shape: -shape.num_tokens)
+        return [
+            *(partial(self.forward, shape) for shape in forwards),
+            *(partial(self.sampler, n, kind) for n in row_counts for kind in SAMPLERS),
+            *(partial(self.scorer, length) for length in lengths),
+        ]
 
     def forward(self, shape: BatchShape) -> jax.stages.Compiled:
         """(params, kv_cache, last_tokens, packed) -> (logits, total, hidden or None, kv_cache)."""
@@ -131,25 +125,19 @@ class Programs:
             token_ids = jnp.where(is_read, batch.token_ids, unread)
             batch = replace(batch, token_ids=token_ids)
             llama, hidden, kv_cache = model.forward(params, kv_cache, batch)
-            logits = model.logits(llama, hidden[batch.sample_rows])
+            logits = llama.logits(hidden[batch.sample_rows], model.implementation)
             total = log_total(logits.astype(jnp.float32))
             return logits, total, hidden if is_mixed else None, kv_cache
 
         packed = _words(packed_sizes(shape)[0])
-        state = self.state
+        state, quantization = self.state, model.config.quantization
         return Program(
             step=forward,
             arguments=(model.abstract_params, state.kv_cache, state.last_tokens, packed),
             result=(0, 0, 0 if is_mixed else None, state.kv_cache),
             donated=(1,),
-            options=self._options(shape),
+            options=forward_options(shape, quant_type=quantization.kind if quantization else None),
         )
-
-    def _options(self, shape: BatchShape) -> dict[str, bool | str]:
-        if (block := self.model.row_block) is not None:  # all shapes are so many of these
-            shape = replace(shape, num_tokens=block, num_seqs=block)
-        quantization = self.model.config.quantization
-        return forward_options(shape, quant_type=quantization.kind if quantization else None)
 
     def _sampler_program(self, num_rows: int, kind: Sampler) -> Program:
         shape = BatchShape(num_tokens=num_rows, num_seqs=num_rows, max_pages=1)
@@ -174,7 +162,7 @@ class Programs:
         model = self.model
 
         def score(params: tuple[Array, ...], hidden: Array, target_ids: Array) -> Array:
-            head = partial(model.logits, model.merge(params)[0])
+            head = partial(model.merge(params)[0].logits, implementation=model.implementation)
             scores = score_prompt(head, hidden, target_ids)
             logprobs, *top = as_bits(scores)
             return jnp.concatenate([logprobs[:, None], *top], axis=1)

@@ -5,7 +5,6 @@ sampler. Everything is dispatched without waiting, so the next step can follow b
 read. Knows nothing of requests; called by the engine core.
 """
 
-import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -90,12 +89,10 @@ class ModelRunner:
         Returns the seconds taken; `progress` is called with (done, total) after each program.
         """
         start, todo = time.monotonic(), self._programs.of_shapes(list(shapes))
-        number, total = itertools.count(1), sum(map(len, todo))
         with ThreadPoolExecutor(max_workers=NUM_THREADS) as pool:
-            for part in todo:
-                for _, done in zip(pool.map(lambda compile: compile(), part), number, strict=False):
-                    if progress is not None:
-                        progress(done, total)
+            for done, _ in enumerate(pool.map(lambda compile: compile(), todo), start=1):
+                if progress is not None:
+                    progress(done, len(todo))
         self.allocate()
         self._swapper()
         return time.monotonic() - start

@@ -8,7 +8,7 @@ forward pass alone.
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from swiftjax import kernels
 from swiftjax.batch import Batch
@@ -16,7 +16,6 @@ from swiftjax.model.kv_cache import KVCache
 from swiftjax.model.llama import Llama
 from swiftjax.model.params import abstract_model
 from swiftjax.model.rope import RopeTable, make_rope_table
-from swiftjax.model.row_blocks import by_blocks
 from swiftjax.model_config import ModelConfig
 
 
@@ -29,7 +28,7 @@ class StepModel:
         *,
         max_model_len: int,
         implementation: kernels.Implementation,
-        row_block: int | None = None,
+        row_invariant: bool = False,
     ) -> None:
         self.config = config
         self._max_model_len = max_model_len
@@ -42,11 +41,11 @@ class StepModel:
         table = (jax.ShapeDtypeStruct(x.shape, x.dtype) for x in self._table if x is not None)
         self.abstract_params: tuple[jax.ShapeDtypeStruct, ...] = (*weights, *table)
         self.implementation: kernels.Implementation = implementation
-        self.row_block = row_block
+        self._row_invariant = row_invariant
 
     def describe(self) -> str:
         """Say all that shapes what is computed, but the arguments."""
-        return repr((self.config, self._max_model_len, self.implementation, self.row_block))
+        return repr((self.config, self._max_model_len, self.implementation, self._row_invariant))
 
     def bind(self, params: dict[str, Array]) -> tuple[Array, ...]:
         """The flat tuple that every call is given, of weights by name and the rotary table."""
@@ -60,18 +59,9 @@ class StepModel:
         """Run all layers; returns the merged model too, for its head."""
         model, table = self.merge(params)
         hidden, kv_cache = model(
-            batch, kv_cache, table, self.implementation, row_block=self.row_block
+            batch, kv_cache, table, self.implementation, row_invariant=self._row_invariant
         )
         return model, hidden, kv_cache
-
-    def logits(self, llama: Llama, hidden: Float[Array, "R D"]) -> Float[Array, "R V"]:
-        """Scores over the vocabulary, by the head of a model that `forward` or `merge` gave."""
-        return by_blocks(
-            lambda llama, rows: llama.logits(rows, self.implementation),
-            llama,
-            hidden,
-            size=None if self.row_block is None else hidden.shape[0],
-        )
 
     def weights(self, params: tuple[Array, ...]) -> tuple[Array, ...]:
         """Those of bound arrays that come from a checkpoint."""

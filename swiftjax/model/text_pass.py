@@ -77,5 +77,5 @@ def _log_probs(
     model: StepModel, params: tuple[Array, ...], cache: KVCache, batch: Batch
 ) -> tuple[Array, KVCache]:
     llama, hidden, cache = model.forward(params, cache, batch)
-    logits = model.logits(llama, hidden)
+    logits = llama.logits(hidden, model.implementation)
     return jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1), cache

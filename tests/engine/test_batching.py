@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swiftjax.engine.batching import make_batch
-from swiftjax.engine.buckets import make_block_buckets, make_buckets
+from swiftjax.engine.buckets import make_buckets
 from swiftjax.engine.request import GenerationConfig
 from tests.fakes import make_fake_core, make_request
 
@@ -34,28 +34,6 @@ def test_few_buckets() -> None:
     coarse = make_buckets(max_num_seqs=8, max_num_batched_tokens=512, max_pages=128)
     assert [b.num_seqs for b in coarse.decode] == [1, 2, 4, 8]
     assert [b.num_tokens for b in coarse.mixed] == [32, 128, 512]
-
-
-@given(seqs=st.integers(1, 300), block=st.integers(1, 300), count=st.integers(1, 40))
-def test_every_step_finds_whole_blocks(seqs: int, block: int, count: int) -> None:
-    block = max(block, seqs)
-    largest = max(count, seqs // block + 1) * block
-    buckets = make_block_buckets(block, max_num_seqs=seqs, largest=largest, max_pages=4)
-    assert all(shape.num_tokens % block == 0 for shape in buckets.all)
-    for num_tokens in (1, seqs, block, largest - 1, largest):
-        for num_seqs in {1, min(seqs, num_tokens)}:
-            for scores in (False, True):
-                shape = buckets.choose(num_tokens, num_seqs, scores_prompt=scores)
-                assert num_tokens <= shape.num_tokens <= largest and shape.num_seqs == seqs
-                assert shape.num_tokens > seqs or not scores
-
-
-def test_few_shapes_of_blocks() -> None:
-    buckets = make_block_buckets(256, max_num_seqs=256, largest=2048, max_pages=4)
-    assert [b.num_tokens for b in buckets.decode] == [256]
-    assert [b.num_tokens for b in buckets.mixed] == [512, 768, 1024, 1536, 2048]
-    few = make_block_buckets(128, max_num_seqs=64, largest=640, max_pages=4)
-    assert not few.decode and [b.num_tokens for b in few.mixed] == [128, 256, 384, 512, 640]
 
 
 def test_layout_of_a_mixed_step() -> None:

@@ -1,4 +1,4 @@
-"""Rows in blocks of one size: an answer is equal bit for bit, whatever runs beside it.
+"""One program for every step: an answer is equal bit for bit, whatever runs beside it.
 
 On a GPU, where kernels differ by shape, this says more: the file runs there too.
 """

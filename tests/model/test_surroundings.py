@@ -22,7 +22,7 @@ SIZES: dict[str, Any] = {"max_num_seqs": 5, "num_pages": 8, "page_size": 4}
 
 @pytest.mark.parametrize(
     "change",
-    [{"implementation": "reference"}, {"max_model_len": 128}, {"row_block": 8},
+    [{"implementation": "reference"}, {"max_model_len": 128}, {"row_invariant": True},
      {"config": dataclasses.replace(TINY, rms_norm_eps=0.5)}],
 )  # fmt: skip
 def test_models_are_told_apart(change: dict[str, Any]) -> None:
