@@ -4,6 +4,7 @@ A group is written and read alone, so a conversion can stop between two, and rea
 checking. Knows no manifest. Used by `checkpoint`.
 """
 
+import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -12,8 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from swiftjax.errors import CheckpointError
+from swiftjax.model.zarr_array import read_stretch
 
 FOLDER = "params"
+ITEM = "state"  # where Orbax puts the arrays of a group
 # Orbax needs about three times a group while it writes one.
 GROUP_BYTES = 64 * 2**20
 
@@ -29,6 +32,8 @@ def save_group(path: Path, group: dict[str, np.ndarray]) -> None:
     context = ocp.Context()
     # Trained weights hardly shrink, and on two cores zstd took most of a conversion's time.
     context.array.saving.use_compression = False
+    # A file for each array, which is read without Orbax then.
+    context.array.saving.use_ocdbt = False
     try:
         with context:
             ocp.save(str(path.absolute()), group)
@@ -43,6 +48,17 @@ def load_group(
 
     What Orbax does not find it leaves uninitialised. Raises CheckpointError when files are broken.
     """
+    found = {name: read_stretch(path / ITEM / name, *like) for name, like in wanted.items()}
+    plain = {name: values for name, values in found.items() if values is not None}
+    return plain | _load_by_orbax(path, {n: wanted[n] for n in wanted.keys() - plain.keys()})
+
+
+def _load_by_orbax(
+    path: Path, wanted: Mapping[str, tuple[tuple[int, ...], str]]
+) -> dict[str, np.ndarray]:
+    """Whatever it lies in, such as what earlier versions wrote; a fifth as fast."""
+    if not wanted:
+        return {}
     likes = {name: np.empty(shape, jnp.dtype(dtype)) for name, (shape, dtype) in wanted.items()}
     ocp = _orbax()
     context = ocp.Context()
@@ -58,7 +74,13 @@ def _orbax() -> ModuleType:
     """Importing it takes half a second, which models of other formats do without."""
     from orbax.checkpoint.experimental import v1
 
+    logging.getLogger("absl").addFilter(_is_news)
     return v1
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Orbax warns whenever arrays have files of their own that it found none to merge."""
+    return "Skipping merge of OCDBT" not in str(record.msg)
 
 
 def file_sizes(checkpoint: Path, below: Path) -> dict[str, int]:
