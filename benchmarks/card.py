@@ -31,7 +31,7 @@ RUNS = {
     "start": f"swiftjax bench startup {DUMMY} --max-batch-size 256 {LIMITS}",
     "deterministic": (
         f"swiftjax bench offline {DUMMY} --deterministic --max-batch-size 256 "
-        "--max-num-batched-tokens 768 --max-model-len 9216 --workload W3"
+        "--max-num-batched-tokens 512 --max-model-len 9216 --workload W3"
     ),
     "memory": f"{OFFLINE} --workload memory",
     "memory-1b": f"{OFFLINE.replace('8b', '1b')} --workload memory",

@@ -24,7 +24,6 @@ from swiftjax.tokenizer_files import TokenizerFiles, read_tokenizer_files
 CONFIG_FILE = "config.json"
 # Apart from the manifest, which is the same after every conversion: Orbax's own files need not be.
 FILES_FILE = "files.json"
-READ_BYTES = 768 * 2**20  # twelve groups at once: a core hashes 1 to 2 GB/s
 FLOATS = {*DTYPES}  # cast into one another on loading
 
 Progress = Callable[[int, int], None]
@@ -82,7 +81,7 @@ class NativeCheckpoint:
             )
             for number, group in groups.items()
         )
-        for values in ahead(jobs, budget=READ_BYTES):
+        for values in ahead(jobs):
             # What was handed on is not kept here.
             while values:
                 yield values.pop(0)
