@@ -34,6 +34,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # jax's simulation of a GPU lets threads of XLA's pool wait for each other. By default that has one
 # for each processor: too few, and a simulated kernel waits for ever.
 os.environ.setdefault("NPROC", str(max(16, os.cpu_count() or 1)))
+# Processes that share a GPU take what they need of it, not three quarters each.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 
 def pytest_configure(config: pytest.Config) -> None:
