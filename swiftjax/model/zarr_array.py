@@ -1,8 +1,8 @@
 """Reads an array of a Zarr v3 folder that lies in one stretch of one file, as Orbax writes it here.
 
-Such a file is a shard of one chunk, not compressed: the values, then the shard's index. Read so it
-takes a fraction of what Orbax takes, which reads all that is stored otherwise. Called by
-`param_files.py`. (zarr-specs.readthedocs.io, the sharding codec.)
+Such a file is a shard of one chunk, not compressed: the values, then the shard's index (the
+specification's codec `sharding_indexed`). Read so it takes a fraction of what Orbax takes, which
+reads all that is stored otherwise. Called by `param_files.py`.
 """
 
 import json
