@@ -54,7 +54,7 @@ class Recipe:
             raise InvalidRequestError(
                 f"the method is {self.method} with {self.ranges} ranges, and there are "
                 f"{len(self.texts)} pieces of text: awq, gptq, kl and percentile need a "
-                "calibration text, anything else reads none"
+                "calibration text (--calib), anything else reads none"
             )
 
     def check(self, quantization: Quantization) -> None:

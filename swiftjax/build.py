@@ -17,6 +17,7 @@ from swiftjax.converters.load import OpenCheckpoint, load_params
 from swiftjax.engine.buckets import Buckets
 from swiftjax.engine.core import EngineCore
 from swiftjax.engine.limits import EngineLimits
+from swiftjax.engine.page_limits import check_fits
 from swiftjax.engine.preemption import PreemptionCosts
 from swiftjax.engine.streaming import MAX_STREAM_LEN, Streaming
 from swiftjax.engine.tokenizer import Tokenizer
@@ -136,6 +137,8 @@ def _limits(config: EngineConfig, model: ModelConfig, sizes: Sizes) -> EngineLim
         default_streaming=default,
     )
     limits.check_windows(default)
+    if default is not None:
+        check_fits(default, sizes.page_size, sizes.max_pages_per_seq)
     return limits
 
 

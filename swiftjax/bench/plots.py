@@ -17,7 +17,10 @@ def plot_file(path: Path) -> Path:
     except ImportError as error:
         raise InvalidRequestError("plots need matplotlib: pip install matplotlib") from error
     matplotlib.use("Agg")
-    records = json.loads(path.read_text())
+    try:
+        records = json.loads(path.read_text())
+    except ValueError as error:
+        raise InvalidRequestError(f"{path} is no file of records: {error}") from error
     endless = [r for r in records if "tokens_at" in r]
     if curves := [r for r in records if "perplexity_at" in r]:
         return _plot_perplexity(path, curves)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 ConvertType = Literal["none", "fp16", "bf16", "int8", "int4", "fp8", "w8a8"]
 ALIASES: dict[str, Dtype] = {"fp16": "float16", "bf16": "bfloat16"}
+GROUP_SIZE = 128
 
 
 def convert(
@@ -61,7 +62,7 @@ def convert(
     ] = "none",
     group_size: Annotated[
         int, typer.Option(help="Inputs that share a scale in int4: 32, 64 or 128.")
-    ] = 128,
+    ] = GROUP_SIZE,
     keep: Annotated[
         list[str] | None,
         typer.Option(
@@ -158,6 +159,10 @@ def _dtype(dtype: Dtype | None, quant_type: ConvertType) -> Dtype | None:
 def _quantization(
     quant_type: ConvertType, group_size: int, keep: list[str] | None, ranges: RangeName
 ) -> Quantization | None:
+    if group_size != GROUP_SIZE and quant_type != "int4":
+        raise InvalidRequestError(
+            f"--group-size {group_size} is for int4, and --quant-type is {quant_type}: leave it out"
+        )
     if quant_type in ("none", "fp16", "bf16"):
         return None
     kept = ("head",) if keep is None else tuple(keep)

@@ -22,15 +22,23 @@ def limit_pages(sequence: Sequence, pool: PagePool, rows: RowTable) -> int:
             raise _too_long(sequence, pool.num_pages * size)
         return all_pages
     most = min(pool.num_pages, rows.page_table.shape[1])
-    least = streaming.least_pages(size)
-    if least > most:
-        margin = f" (of which {SESSION_MARGIN} for the session)" if sequence.request.session else ""
-        raise InvalidRequestError(
-            f"sink {streaming.sink} and window {streaming.window}{margin} take {least * size} "
-            f"tokens in pages of {size}; a request has at most {most * size}: lower the window by "
-            f"{(least - most) * size}, or raise max_model_len and max_total_token_num"
-        )
+    check_fits(streaming, size, most, in_session=bool(sequence.request.session))
     return min(all_pages, most, streaming.most_pages(size))
+
+
+def check_fits(
+    streaming: Streaming, page_size: int, max_pages: int, *, in_session: bool = False
+) -> None:
+    """Raise InvalidRequestError for sinks and a window that so many pages can't hold."""
+    least, most = streaming.least_pages(page_size) * page_size, max_pages * page_size
+    if least > most:
+        margin = f" (of which {SESSION_MARGIN} for the session)" if in_session else ""
+        raise InvalidRequestError(
+            f"sink {streaming.sink} and window {streaming.window}{margin} take {least} tokens in "
+            f"pages of {page_size}; a request has at most {most}: lower the window by "
+            f"{least - most}, or raise max_model_len and max_total_token_num as far as the model "
+            "goes"
+        )
 
 
 def _too_long(sequence: Sequence, capacity: int) -> InvalidRequestError:

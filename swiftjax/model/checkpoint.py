@@ -129,9 +129,13 @@ class NativeCheckpoint:
 
 def _refuse_links(path: Path) -> None:
     for base, folders, files in os.walk(path):
-        for name in (*folders, *files):
-            if (Path(base) / name).is_symlink():
-                raise CheckpointError(
-                    f"{Path(base) / name} is a link, which a native checkpoint does not hold: copy "
-                    "the file instead"
-                )
+        for place in (Path(base) / name for name in (*folders, *files)):
+            if place.is_symlink():
+                kind = "a link"
+            elif not (place.is_file() or place.is_dir()):
+                kind = "a pipe or a device"  # reading it could take for ever
+            else:
+                continue
+            raise CheckpointError(
+                f"{place} is {kind}, which a native checkpoint does not hold: copy the file instead"
+            )

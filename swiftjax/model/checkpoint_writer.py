@@ -62,6 +62,12 @@ def check_destination(destination: Path, *, force: bool) -> None:
 
     First puts in order what a process left that was killed while it replaced it.
     """
+    # TensorStore takes a backslash for a slash, and writes beside the destination then.
+    if "\\" in os.fspath(destination.absolute()) or not _is_unicode(destination):
+        raise CheckpointError(
+            f"{os.fspath(destination)!r}: the path has a backslash or is not UTF-8, where nothing "
+            "can be written: choose another"
+        )
     if not destination.parent.is_dir():
         raise CheckpointError(f"{destination.parent} is no directory: create it first")
     recover(destination, is_ours)
@@ -74,6 +80,14 @@ def check_destination(destination: Path, *, force: bool) -> None:
             f"{destination} exists and is no checkpoint that SwiftJAX wrote; --force replaces "
             "only those: remove it yourself"
         )
+
+
+def _is_unicode(path: Path) -> bool:
+    try:
+        os.fspath(path.absolute()).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _write_params(

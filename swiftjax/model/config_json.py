@@ -23,7 +23,9 @@ def read_json_object(path: Path) -> dict[str, Any]:
         if (size := path.stat().st_size) > MAX_JSON_BYTES:
             raise CheckpointError(f"{path} has {size} bytes; at most {MAX_JSON_BYTES} are read")
         value = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} must hold a JSON object, not {type(value).__name__}")

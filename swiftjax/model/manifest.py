@@ -72,7 +72,7 @@ def read_manifest(directory: Path) -> dict[str, StoredParam]:
         )
     try:
         params = {str(name): read_param(entry) for name, entry in manifest["params"].items()}
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise CheckpointError(f"{path} is broken: {error!r}") from error
     for name, param in params.items():
         if param.dtype not in STORED_DTYPES or any(size < 1 for size in param.shape):

@@ -59,11 +59,11 @@ def _load_by_orbax(
     """Whatever it lies in, such as what earlier versions wrote; a fifth as fast."""
     if not wanted:
         return {}
-    likes = {name: np.empty(shape, jnp.dtype(dtype)) for name, (shape, dtype) in wanted.items()}
     ocp = _orbax()
     context = ocp.Context()
     context.pytree.loading.partial_load = True
     try:
+        likes = {name: np.empty(shape, jnp.dtype(dtype)) for name, (shape, dtype) in wanted.items()}
         with context:
             return dict(ocp.load(str(path.absolute()), likes))
     except Exception as error:  # Orbax and TensorStore raise whatever broken files cause

@@ -133,3 +133,5 @@ def test_streaming_shows_time_pages_and_memory(cli: Cli, tmp_path: Path) -> None
     assert all(record.keys() >= FIELDS for record in records)
     assert cli("bench", "plot", str(file)).returncode == 0
     assert file.with_suffix(".png").stat().st_size > 1000
+    file.write_text("[{")
+    assert f"{file} is no file of records" in cli("bench", "plot", str(file)).stderr

@@ -14,3 +14,9 @@ def test_convert_by_a_text(cli: Cli, tiny: Path, tmp_path: Path) -> None:
     assert "int4" in made.stderr
     alone = cli("convert", tiny, tmp_path / "other", "--method", "gptq", "--calib", text)
     assert_one_clear_line(alone, "--quant-type")
+
+
+def test_group_sizes_of_other_formats_are_refused(cli: Cli, tiny: Path, tmp_path: Path) -> None:
+    for kind in ("int8", "none"):
+        made = cli("convert", tiny, tmp_path / "x", "--quant-type", kind, "--group-size", "64")
+        assert_one_clear_line(made, f"--group-size 64 is for int4, and --quant-type is {kind}")

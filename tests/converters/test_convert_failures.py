@@ -110,6 +110,16 @@ def test_p14_broken_sources_leave_nothing(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["broken", "gpt2"]
 
 
+@pytest.mark.parametrize("name", ["a\\b", os.fsdecode(b"a\xff")])
+def test_places_where_nothing_can_be_written_are_refused(
+    tmp_path: Path, source: Path, name: str
+) -> None:
+    before = tree(tmp_path)
+    with pytest.raises(CheckpointError, match="has a backslash or is not UTF-8"):
+        convert(source, tmp_path / name, dtype=None)
+    assert tree(tmp_path) == before
+
+
 class Interrupt:
     """Ends a conversion by a Ctrl-C in its middle, and counts what was read."""
 

@@ -1,6 +1,8 @@
 """The native checkpoint on disk: what is checked when it is read."""
 
 import json
+import math
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -72,6 +74,21 @@ def test_links_are_refused(native: Path, name: str) -> None:
         load_checkpoint(native, dtype=None)
 
 
+@pytest.mark.parametrize("name", ["config.json", "params/pipe"])
+def test_pipes_are_refused_unread(native: Path, name: str) -> None:
+    (native / name).unlink(missing_ok=True)
+    os.mkfifo(native / name)
+    with pytest.raises(CheckpointError, match=f"{name} is a pipe or a device"):
+        load_checkpoint(native, dtype=None)
+
+
+@pytest.mark.parametrize("name", ["config.json", "files.json"])
+def test_what_is_lost_is_named_once(native: Path, name: str) -> None:
+    (native / name).unlink()
+    with pytest.raises(CheckpointError, match=rf"^\S+{name} cannot be read: No such file"):
+        load_checkpoint(native, dtype=None)
+
+
 def test_values_can_be_read_without_verifying(native: Path) -> None:
     edit(native / "manifest.json", lambda m: m["params"]["norm.scale"].update(sha256="0" * 64))
     assert "norm.scale" in dict(NativeCheckpoint(native).read(verify=False))
@@ -130,6 +147,10 @@ def test_parameters_that_do_not_fit_are_all_listed(native: Path) -> None:
             "broken",
         ),
         ({"params": {"x": {"shape": [1], "dtype": [], "sha256": "", "group": 0}}}, "'x'"),
+        (
+            {"params": {"x": {"shape": [1], "dtype": "int8", "sha256": "", "group": math.inf}}},
+            "broken",
+        ),
     ],
 )
 def test_broken_manifest(native: Path, change: dict[str, Any], message: str) -> None:

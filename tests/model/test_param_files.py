@@ -1,6 +1,7 @@
 """Groups of parameters on disk: read plainly where Orbax wrote them so, else by Orbax."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import orbax.checkpoint.experimental.v1 as ocp
 import pytest
 
+from swiftjax.errors import CheckpointError
 from swiftjax.model.manifest import STORED_DTYPES
 from swiftjax.model.param_files import ITEM, load_group, save_group
 from swiftjax.model.zarr_array import read_stretch
@@ -94,6 +96,10 @@ SHARD = ("codecs", 0, "configuration")
         put("codecs", value=[]),
         put("codecs", value=5),
         put("chunk_key_encoding", value={"name": "v2"}),
+        put(*SHARD, "index_codecs", 0, "configuration", "endian", value="big"),
+        put("storage_transformers", value=[{"name": "other"}]),
+        put("zarr_format", value=2),
+        put("node_type", value="group"),
     ],
 )
 def test_what_is_described_otherwise_is_left_alone(
@@ -107,6 +113,25 @@ def test_what_is_described_otherwise_is_left_alone(
     change(described)
     (folder / "zarr.json").write_text(json.dumps(described))
     assert read_stretch(folder, *likes(group)[name]) is None
+
+
+@pytest.mark.parametrize("text", ["[" * 15_000, '{"a": 1' + " " * 20_000 + "}", "", "\xff", "5"])
+def test_descriptions_without_end_are_left_alone(tmp_path: Path, text: str) -> None:
+    group = make_group()
+    save_group(tmp_path / "0", group)
+    folder = tmp_path / "0" / ITEM / "bias.int8"
+    (folder / "zarr.json").write_text(text, encoding="latin-1")
+    assert read_stretch(folder, *likes(group)["bias.int8"]) is None
+
+
+def test_no_memory_is_taken_for_files_of_another_size(tmp_path: Path) -> None:
+    group = make_group()
+    save_group(tmp_path / "0", group)
+    folder = tmp_path / "0" / ITEM / "bias.int8"
+    os.truncate(folder / "c" / "0", 2**40)  # takes no room on the disk
+    assert read_stretch(folder, *likes(group)["bias.int8"]) is None
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        load_group(tmp_path / "0", {"bias.int8": ((2**60,), "float32")})
 
 
 @pytest.mark.parametrize("change", [lambda b: b[:-1], lambda b: b + b"x", lambda b: b[:100],

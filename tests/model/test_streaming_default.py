@@ -34,6 +34,11 @@ def test_requests_and_sessions_stream_unless_they_say_otherwise() -> None:
     assert [len(choice.token_ids) for choice in answer.choices] == [157, 157]
 
 
+def test_a_default_that_no_request_can_have_is_refused_at_the_start() -> None:
+    with pytest.raises(InvalidRequestError, match="a request has at most 160: lower the window by"):
+        build_core(_config(streaming_window=200))
+
+
 @pytest.mark.parametrize("settings", [{"streaming_window": 0}, {"streaming_sink": -1}])
 def test_senseless_defaults_are_refused(settings: dict[str, int]) -> None:
     with pytest.raises(InvalidRequestError, match="of streaming"):
