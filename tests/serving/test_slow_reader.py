@@ -132,7 +132,7 @@ def test_closing_a_paused_stream_frees_everything() -> None:
         await until(lambda: engine.stats().num_waiting == 1)
         await stream.aclose()
         await until(lambda: engine.stats().num_waiting == 0)
-        assert not engine._mailboxes
+        await until(lambda: not engine._mailboxes)
 
     run(body, 30.0)
 
