@@ -15,6 +15,7 @@ QuantType = Literal["int8", "int4", "fp8", "w8a8"]
 QUANT_TYPES: tuple[QuantType, ...] = get_args(QuantType)
 # A group is a whole number of the planes of 16 that share a word, or of words.
 GROUP_SIZES = (32, 64, 128)
+GROUP_SIZE = 128  # unless asked otherwise
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +44,7 @@ class Quantization:
     """
 
     kind: QuantType
-    group_size: int = 128
+    group_size: int = GROUP_SIZE
     keep: tuple[str, ...] = ("head",)
     act_order: bool = False
     static_activations: bool = False

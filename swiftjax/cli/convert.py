@@ -21,14 +21,13 @@ from swiftjax.cli.rounding import (
 )
 from swiftjax.errors import InvalidRequestError
 from swiftjax.model_config import Dtype
-from swiftjax.quantization import Quantization
+from swiftjax.quantization import GROUP_SIZE, Quantization
 
 if TYPE_CHECKING:
     from swiftjax.converters.convert import ConvertReport
 
 ConvertType = Literal["none", "fp16", "bf16", "int8", "int4", "fp8", "w8a8"]
 ALIASES: dict[str, Dtype] = {"fp16": "float16", "bf16": "bfloat16"}
-GROUP_SIZE = 128
 
 
 def convert(

@@ -45,7 +45,7 @@ class NativeCheckpoint:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        _refuse_links(path)
+        _refuse_all_but_files(path)
         self._params = read_manifest(path)
         # Orbax answers a lost or shortened file with pages of tracebacks: tell it in one line here.
         found = param_files.file_sizes(path, path / param_files.FOLDER)
@@ -127,7 +127,7 @@ class NativeCheckpoint:
             raise CheckpointError(f"{self.path}: the manifest does not fit config.json:\n{listed}")
 
 
-def _refuse_links(path: Path) -> None:
+def _refuse_all_but_files(path: Path) -> None:
     for base, folders, files in os.walk(path):
         for place in (Path(base) / name for name in (*folders, *files)):
             if place.is_symlink():

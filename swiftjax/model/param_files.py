@@ -48,8 +48,11 @@ def load_group(
 
     What Orbax does not find it leaves uninitialised. Raises CheckpointError when files are broken.
     """
-    found = {name: read_stretch(path / ITEM / name, *like) for name, like in wanted.items()}
-    plain = {name: values for name, values in found.items() if values is not None}
+    plain = {
+        name: values
+        for name, like in wanted.items()
+        if (values := read_stretch(path / ITEM / name, *like)) is not None
+    }
     return plain | _load_by_orbax(path, {n: wanted[n] for n in wanted.keys() - plain.keys()})
 
 

@@ -27,8 +27,14 @@ def make_group() -> dict[str, np.ndarray]:
     } | {"zeros": np.zeros((9, 2), np.int8)}
 
 
-def likes(group: dict[str, np.ndarray]) -> dict[str, tuple[tuple[int, ...], str]]:
-    return {name: (values.shape, values.dtype.name) for name, values in group.items()}
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """Where the arrays of `make_group` lie, each in a folder of its name."""
+    save_group(tmp_path / "0", make_group())
+    return tmp_path / "0" / ITEM
+
+
+LIKES = {name: (values.shape, values.dtype.name) for name, values in make_group().items()}
 
 
 def check_same(found: dict[str, np.ndarray], group: dict[str, np.ndarray]) -> None:
@@ -42,10 +48,10 @@ def test_all_that_is_written_is_read_plainly(tmp_path: Path) -> None:
     group = make_group()
     save_group(tmp_path / "0", group)
     plain = {name: read_stretch(tmp_path / "0" / ITEM / name, *like) for name, like in
-             likes(group).items()}  # fmt: skip
+             LIKES.items()}  # fmt: skip
     check_same({name: values for name, values in plain.items() if values is not None}, group)
     check_same(dict(ocp.load(str(tmp_path / "0"))), group)
-    check_same(load_group(tmp_path / "0", likes(group)), group)
+    check_same(load_group(tmp_path / "0", LIKES), group)
 
 
 def test_nothing_is_said_of_files_that_need_no_merging(
@@ -63,9 +69,9 @@ def test_what_lies_otherwise_is_read_by_orbax(tmp_path: Path, setting: dict[str,
         setattr(context.array.saving, name, value)
     with context:
         ocp.save(str(tmp_path / "0"), group)
-    for name, like in likes(group).items():
+    for name, like in LIKES.items():
         assert read_stretch(tmp_path / "0" / ITEM / name, *like) is None
-    check_same(load_group(tmp_path / "0", likes(group)), group)
+    check_same(load_group(tmp_path / "0", LIKES), group)
 
 
 def put(*keys: Any, value: Any) -> Callable[[Any], None]:
@@ -103,46 +109,37 @@ SHARD = ("codecs", 0, "configuration")
     ],
 )
 def test_what_is_described_otherwise_is_left_alone(
-    tmp_path: Path, change: Callable[[Any], None]
+    saved: Path, change: Callable[[Any], None]
 ) -> None:
-    group = make_group()
-    save_group(tmp_path / "0", group)
-    name = "kernel.bfloat16"
-    folder = tmp_path / "0" / ITEM / name
+    folder = saved / "kernel.bfloat16"
     described = json.loads((folder / "zarr.json").read_text())
     change(described)
     (folder / "zarr.json").write_text(json.dumps(described))
-    assert read_stretch(folder, *likes(group)[name]) is None
+    assert read_stretch(folder, *LIKES[folder.name]) is None
 
 
 @pytest.mark.parametrize("text", ["[" * 15_000, '{"a": 1' + " " * 20_000 + "}", "", "\xff", "5"])
-def test_descriptions_without_end_are_left_alone(tmp_path: Path, text: str) -> None:
-    group = make_group()
-    save_group(tmp_path / "0", group)
-    folder = tmp_path / "0" / ITEM / "bias.int8"
+def test_descriptions_without_end_are_left_alone(saved: Path, text: str) -> None:
+    folder = saved / "bias.int8"
     (folder / "zarr.json").write_text(text, encoding="latin-1")
-    assert read_stretch(folder, *likes(group)["bias.int8"]) is None
+    assert read_stretch(folder, *LIKES[folder.name]) is None
 
 
-def test_no_memory_is_taken_for_files_of_another_size(tmp_path: Path) -> None:
-    group = make_group()
-    save_group(tmp_path / "0", group)
-    folder = tmp_path / "0" / ITEM / "bias.int8"
-    os.truncate(folder / "c" / "0", 2**40)  # takes no room on the disk
-    assert read_stretch(folder, *likes(group)["bias.int8"]) is None
+def test_no_memory_is_taken_for_files_of_another_size(saved: Path) -> None:
+    folder = saved / "bias.int8"
+    os.truncate(folder / "c" / "0", 2**33)  # takes no room on the disk
+    assert read_stretch(folder, *LIKES[folder.name]) is None
     with pytest.raises(CheckpointError, match="cannot be read"):
-        load_group(tmp_path / "0", {"bias.int8": ((2**60,), "float32")})
+        load_group(saved.parent, {"bias.int8": ((2**60,), "float32")})
 
 
 @pytest.mark.parametrize("change", [lambda b: b[:-1], lambda b: b + b"x", lambda b: b[:100],
                                     lambda b: b[:-20] + b"\1" + b[-19:]])  # fmt: skip
 def test_files_that_are_cut_or_say_otherwise_are_left_alone(
-    tmp_path: Path, change: Callable[[bytes], bytes]
+    saved: Path, change: Callable[[bytes], bytes]
 ) -> None:
-    group = make_group()
-    save_group(tmp_path / "0", group)
-    name = "kernel.int8"
-    file = tmp_path / "0" / ITEM / name / "c" / "0" / "0"
+    folder = saved / "kernel.int8"
+    file = folder / "c" / "0" / "0"
     file.write_bytes(change(file.read_bytes()))
-    assert read_stretch(file.parents[2], *likes(group)[name]) is None
-    assert read_stretch(tmp_path / "lost", (2,), "int8") is None
+    assert read_stretch(folder, *LIKES[folder.name]) is None
+    assert read_stretch(saved / "lost", (2,), "int8") is None
