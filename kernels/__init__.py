@@ -16,6 +16,7 @@ from swiftjax.kernels.implementation import (
 )
 from swiftjax.kernels.prompt_attention import check_prompt_attention
 from swiftjax.kernels.quantized_matmul import (
+    fp8_gated,
     fp8_matmul,
     int4_matmul,
     int8_matmul,
@@ -42,6 +43,7 @@ __all__ = [
     "check_supported",
     "choose_implementation",
     "decode_attention",
+    "fp8_gated",
     "fp8_matmul",
     "has_fp8",
     "int4_matmul",

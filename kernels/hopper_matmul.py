@@ -46,7 +46,7 @@ COMPUTE_REGISTERS, LOAD_REGISTERS = 232, 40
 # What the engine's steps are filled up to. Each is a kernel of its own for every shape of weights,
 # which takes seconds to compile: so there are few, and none for fewer tokens than half of the
 # first, where Triton's kernel is as fast, or for more than the last (`written_out.py`).
-STEP_TOKENS = (64, 128, 256)
+STEP_TOKENS = (64, 128, 256, 512, 768, 1024)
 
 
 def knows_int4_step(x: Float[Array, "T K"], num_outputs: int, group_size: int) -> bool:

@@ -8,6 +8,7 @@ Between the two `hopper_matmul.py` serves weights of 4 bits.
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Float, Float32, Int8, Int32, Num, UInt8
 
 from swiftjax.kernels import _triton
@@ -16,7 +17,7 @@ from swiftjax.kernels.hopper_matmul import int4_step, knows_int4_step
 from swiftjax.kernels.implementation import Implementation, choose_implementation, runs_triton
 from swiftjax.kernels.int4_matmul import int4_tiles
 from swiftjax.kernels.narrow_matmul import narrow_matmul
-from swiftjax.kernels.rounded_rows import Rows, plain_rows, round_rows
+from swiftjax.kernels.rounded_rows import Gated, Rows, plain_rows, round_rows
 from swiftjax.kernels.written_out import multiply_written_out
 
 # Up to so many tokens the kernels are used.
@@ -89,7 +90,49 @@ def fp8_matmul(
     GPUs of a compute capability under 8.9 have no such products and are left to XLA.
     """
     rows = round_rows(x, reference.FP8, implementation=implementation)
+    if _is_given_narrow(rows, x.dtype, implementation):
+        product = _multiply_narrow(rows, kernel, x.dtype)
+        return reference.apply_scales(product, rows.scale, scale, x.dtype)
     return _multiply_rounded(rows, kernel, scale, x.dtype, implementation)
+
+
+def fp8_gated(
+    x: Rows,
+    kernel: Float[Array, "N K"],
+    scale: Float32[Array, " N"],
+    *,
+    implementation: Implementation | None = None,
+) -> Gated:
+    """What `fp8_matmul` gives, as gates and ups.
+
+    Of many tokens the scales are left to whoever computes the gates: a pass less over the memory.
+    """
+    rows = round_rows(x, reference.FP8, implementation=implementation)
+    if _is_given_narrow(rows, x.dtype, implementation):
+        return Gated(_multiply_narrow(rows, kernel, x.dtype), rows.scale, scale)
+    return Gated(_multiply_rounded(rows, kernel, scale, x.dtype, implementation))
+
+
+def _is_given_narrow(
+    rows: reference.RoundedRows, dtype: jnp.dtype, implementation: Implementation | None
+) -> bool:
+    """Whether XLA's product is in bfloat16 before its scales: half the bytes of many tokens.
+
+    Against codes of 4 bits of mantissa one more rounding to 8 counts for nothing. Sums of such
+    codes are beyond what a float16 holds.
+    """
+    chosen = implementation or choose_implementation(jax.default_backend())
+    is_many = rows.codes.shape[0] > MOST_TOKENS
+    return is_many and runs_triton(chosen) and _triton.has_fp8() and dtype == jnp.bfloat16
+
+
+def _multiply_narrow(
+    rows: reference.RoundedRows, kernel: Float[Array, "N K"], dtype: jnp.dtype
+) -> Float[Array, "T N"]:
+    product: jax.Array = lax.dot_general(
+        rows.codes, kernel, reference.CONTRACT_LAST, preferred_element_type=dtype
+    )
+    return product
 
 
 def _multiply_rounded(

@@ -73,7 +73,17 @@ def multiply_rounded(
     """The product of rows and weights that are both in 8 bits, in `dtype`."""
     wide = jnp.float32 if kernel.dtype == FP8 else jnp.int32
     y = lax.dot_general(rows.codes, kernel, CONTRACT_LAST, preferred_element_type=wide)
-    return (y.astype(jnp.float32) * rows.scale[:, None] * scale[None, :]).astype(dtype)
+    return apply_scales(y, rows.scale, scale, dtype)
+
+
+def apply_scales(
+    y: Num[Array, "T N"],
+    row_scale: Float32[Array, " T"],
+    scale: Float32[Array, " N"],
+    dtype: DTypeLike,
+) -> Float[Array, "T N"]:
+    """Multiply rows and columns in float32; `dtype` is that of the result."""
+    return (y.astype(jnp.float32) * row_scale[:, None] * scale[None, :]).astype(dtype)
 
 
 CONTRACT_LAST = (((1,), (1,)), ((), ()))

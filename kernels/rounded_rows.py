@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Float32
 
 from swiftjax.kernels import _triton
 from swiftjax.kernels import quantized_reference as reference
@@ -23,9 +23,6 @@ from swiftjax.kernels.implementation import Implementation, choose_implementatio
 from swiftjax.kernels.paged_tile import LOG2_E, Ref, pl_range
 from swiftjax.kernels.quantized_reference import FP8, RoundedRows
 from swiftjax.kernels.reference import rms_norm
-
-# More rows are left to XLA: up to here the kernel has been timed.
-MOST_ROWS = 256
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=("x", "scale"), meta_fields=("eps",))
@@ -44,9 +41,14 @@ class Normed:
 
 
 class Gated(NamedTuple):
-    """silu(gate) * up of rows that hold gates, then ups; left to whoever multiplies it."""
+    """silu(gate) * up of rows that hold gates, then ups; left to whoever multiplies it.
+
+    Row t of these may be gate_up[t] * row_scale[t] * scale, not multiplied yet.
+    """
 
     gate_up: Float[Array, "T 2*K"]
+    row_scale: Float32[Array, " T"] | None = None
+    scale: Float32[Array, " 2*K"] | None = None
 
     @property
     def dtype(self) -> jnp.dtype:
@@ -62,7 +64,10 @@ def plain_rows(rows: Rows) -> Float[Array, "T K"]:
     if isinstance(rows, Normed):
         return rms_norm(rows.x, rows.scale, rows.eps)
     if isinstance(rows, Gated):
-        gate, up = jnp.split(rows.gate_up, 2, axis=-1)
+        gate_up = rows.gate_up
+        if rows.row_scale is not None and rows.scale is not None:
+            gate_up = reference.apply_scales(gate_up, rows.row_scale, rows.scale, rows.dtype)
+        gate, up = jnp.split(gate_up, 2, axis=-1)
         return jax.nn.silu(gate) * up
     return rows
 
@@ -75,8 +80,7 @@ def round_rows(
     Rows are rounded to their own type first, as everything is that the model computes.
     """
     chosen = implementation or choose_implementation(jax.default_backend())
-    is_few = _source_of(rows).arrays[0].shape[0] <= MOST_ROWS
-    if is_few and runs_triton(chosen) and (dtype != FP8 or _triton.has_fp8()):
+    if runs_triton(chosen) and (dtype != FP8 or _triton.has_fp8()):
         return rows_by_kernel(rows, dtype)
     return reference.round_rows(plain_rows(rows), dtype)
 
@@ -125,7 +129,9 @@ def _source_of(rows: Rows) -> _Source:
         read = partial(_read_normed, eps=rows.eps)
         return _Source(arrays=[rows.x, rows.scale], parts=1, read=read)
     if isinstance(rows, Gated):
-        return _Source(arrays=[rows.gate_up], parts=2, read=_read_gated)
+        if rows.row_scale is None or rows.scale is None:
+            return _Source(arrays=[rows.gate_up], parts=2, read=_read_gated)
+        return _Source(arrays=[*rows], parts=2, read=_read_scaled_gated)
     return _Source(arrays=[rows], parts=1, read=_read_plain)
 
 
@@ -160,4 +166,20 @@ def _read_normed(
 def _read_gated(gate_up_ref: Ref, row: Array, column: Array, mask: Array) -> Array:
     gate = _read_plain(gate_up_ref, row, column, mask)
     up = _read_plain(gate_up_ref, row, column + gate_up_ref.shape[1] // 2, mask)
+    return _gate(gate, up)
+
+
+def _read_scaled_gated(
+    gate_up_ref: Ref, row_scale_ref: Ref, scale_ref: Ref, row: Array, column: Array, mask: Array
+) -> Array:
+    row_scale, parts = _triton.load(row_scale_ref.at[row]), []
+    for part in (column, column + gate_up_ref.shape[1] // 2):
+        scale = _triton.load(scale_ref.at[part], mask=mask, other=0)
+        scaled = _read_plain(gate_up_ref, row, part, mask) * row_scale * scale
+        # Rounded as it would be in memory: the same bits as of rows that were multiplied before.
+        parts.append(scaled.astype(gate_up_ref.dtype).astype(jnp.float32))
+    return _gate(*parts)
+
+
+def _gate(gate: Array, up: Array) -> Array:
     return gate / (1 + _triton.exp2(gate * -LOG2_E)) * up

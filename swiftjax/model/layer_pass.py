@@ -112,6 +112,9 @@ class _Tap:
         self.seen.append(kernels.plain_rows(x))
         return self.projection(x, implementation)
 
+    def gated(self, x: kernels.Rows, implementation: kernels.Implementation) -> kernels.Gated:
+        return kernels.Gated(self(x, implementation))
+
 
 @partial(jax.jit, static_argnums=0)
 def _run(

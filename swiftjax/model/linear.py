@@ -78,6 +78,16 @@ class Linear(nnx.Module):
             y = self._quantized(x, self.form, implementation)
         return y if self.bias is None else y + self.bias[...][None, :]
 
+    def gated(
+        self, x: kernels.Rows, implementation: kernels.Implementation | None = None
+    ) -> kernels.Gated:
+        """Project every row to gates and ups, for the projection that follows."""
+        if self.form is None or self.form.kind != "fp8" or self.bias is not None:
+            return kernels.Gated(self(x, implementation))
+        assert self.kernel_scale is not None
+        kernel, scale = self.kernel[...], self.kernel_scale[...]
+        return kernels.fp8_gated(x, kernel, scale, implementation=implementation)
+
     def _quantized(
         self,
         x: kernels.Rows,

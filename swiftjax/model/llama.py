@@ -143,7 +143,7 @@ class MLP(nnx.Module):
         self, x: kernels.Rows, implementation: kernels.Implementation
     ) -> Float[Array, "T D"]:
         """down(silu(gate(x)) * up(x))."""
-        return self.down(kernels.Gated(self.gate_up(x, implementation)), implementation)
+        return self.down(self.gate_up.gated(x, implementation), implementation)
 
 
 class Block(nnx.Module):

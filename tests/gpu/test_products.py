@@ -32,15 +32,15 @@ pytestmark = [
 @pytest.mark.parametrize("dtype", UNITS)
 @pytest.mark.parametrize("source", SOURCES)
 def test_rows_are_rounded_to_the_nearest_codes(source: str, dtype: str, width: int) -> None:
-    rows = make_rows(source, width, dtype, num_rows=64)
+    rows = make_rows(source, width, dtype, num_rows=300)
     found, again = check_rounded(rows), check_rounded(rows)
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(again), strict=True):
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("num_tokens", [1, 16, 37, 64])
+@pytest.mark.parametrize("num_tokens", [1, 16, 37, 64, 300])
 @pytest.mark.parametrize("kind", ["int4", *MATMULS])
-def test_products_of_few_tokens(kind: str, num_tokens: int) -> None:
+def test_products_of_a_step(kind: str, num_tokens: int) -> None:
     check_product(kind, num_tokens)
 
 
@@ -56,7 +56,7 @@ def test_products_on_hopper_equal_dense(shape: tuple[int, int], num_tokens: int)
 
 
 @pytest.mark.skipif(_triton.capability() != _triton.HOPPER, reason="needs a Hopper GPU")
-@pytest.mark.parametrize("num_tokens", [37, 64, 100, 256])
+@pytest.mark.parametrize("num_tokens", [37, 64, 100, 256, 700, 1024])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_steps_of_a_model_on_hopper_equal_dense(shape: tuple[int, int], num_tokens: int) -> None:
     x, weights = rows(num_tokens, shape[0]), int4_weights(*shape, 128)

@@ -10,11 +10,14 @@ import pytest
 
 from swiftjax.converters.round_to_nearest import round_to_nearest
 from swiftjax.kernels import (
+    Gated,
     _triton,
+    fp8_gated,
     fp8_matmul,
     int4_matmul,
     int8_matmul,
     packed_int4,
+    plain_rows,
     w8a8_matmul,
 )
 from swiftjax.kernels.int4_matmul import int4_tiles
@@ -155,6 +158,20 @@ def test_triton_int4(group_size: int, splits: int, transposed: bool) -> None:
         jnp.asarray(x), *arrays, group_size=group_size, tile=tile(16, 32, 128, splits, transposed)
     )
     assert relative_error(y, np.asarray(wanted, np.float64)) < 2e-6
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_fp8_gates_of_many_tokens(dtype: str) -> None:
+    """Their scales come last; a product in bfloat16 has one rounding more, a gate two such."""
+    x, weights = problem(70, 576, 48)
+    packed = round_to_nearest(weights, WeightFormat(kind="fp8"))
+    arrays = (jnp.asarray(x / 1024, dtype), *map(jnp.asarray, packed.values()))
+    gated = fp8_gated(*arrays, implementation="triton")
+    assert (gated.scale is None) == (dtype == "float16")
+    gates = (gated, *(Gated(fp8_matmul(*arrays, implementation=i)) for i in ("triton", "xla")))
+    found, same, wanted = (np.asarray(plain_rows(rows), np.float64) for rows in gates)
+    assert np.array_equal(found, same) and relative_error(found, wanted) < 2e-2
+    assert gated.dtype == dtype
 
 
 def check_product(kind: str, num_tokens: int) -> None:

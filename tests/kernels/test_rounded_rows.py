@@ -20,7 +20,7 @@ from swiftjax.kernels.rounded_rows import choose_warps, round_rows, rows_by_kern
 
 EPS = 1e-5
 KINDS = {"int8": jnp.int8, "fp8": jnp.float8_e4m3fn}
-SOURCES = ("plain", "normed", "gated")
+SOURCES = ("plain", "normed", "gated", "scaled")  # the last: gated, its scales not applied yet
 # Half a step of the codes: of the value, and of the scale where values are near zero.
 STEPS = {"int8": (0.0, 0.5), "fp8": (2.0**-4, 2.0**-10)}
 UNITS = {"float32": 2.0**-22, "bfloat16": 2.0**-8, "float16": 2.0**-11}
@@ -34,18 +34,24 @@ CASES = [
     ("gated", 1, "float32"),
     ("gated", 96, "float16"),
     ("gated", 577, "bfloat16"),
+    ("scaled", 1, "float16"),
+    ("scaled", 96, "float32"),
+    ("scaled", 577, "bfloat16"),
 ]
 
 
 def make_rows(source: str, width: int, dtype: str, num_rows: int = 5) -> Rows:
     """Rows of very different size; the third is all zeros."""
     rng = np.random.default_rng(width)
-    x = rng.standard_normal((num_rows, width * (2 if source == "gated" else 1)))
+    x = rng.standard_normal((num_rows, width * (2 if source in ("gated", "scaled") else 1)))
     x *= np.exp2(rng.integers(-4, 5, (num_rows, 1)))
     x[2] = 0
     plain = jnp.asarray(x, dtype)
     if source == "gated":
         return Gated(plain)
+    if source == "scaled":
+        sizes = (rng.uniform(0.5, 2, size) for size in plain.shape)
+        return Gated(plain, *(jnp.asarray(size, jnp.float32) for size in sizes))
     norm = jnp.asarray(rng.uniform(0.5, 2, width), dtype)
     return plain if source == "plain" else Normed(x=plain, scale=norm, eps=EPS)
 
@@ -56,7 +62,10 @@ def exact(rows: Rows) -> np.ndarray:
         x, norm = (np.asarray(a, np.float64) for a in (rows.x, rows.scale))
         return x / np.sqrt((x**2).mean(axis=1, keepdims=True) + rows.eps) * norm
     if isinstance(rows, Gated):
-        gate, up = np.split(np.asarray(rows.gate_up, np.float64), 2, axis=1)
+        gate_up = np.asarray(rows.gate_up, np.float64)
+        if rows.row_scale is not None and rows.scale is not None:
+            gate_up *= np.outer(rows.row_scale, rows.scale)
+        gate, up = np.split(gate_up, 2, axis=1)
         return gate / (1 + np.exp(-gate)) * up
     return np.asarray(rows, np.float64)
 
@@ -92,7 +101,7 @@ def test_rows_become_the_nearest_codes(source: str, width: int, dtype: str) -> N
     """And as the reference rounds them; but silu's roundings on the way are fewer."""
     rows = make_rows(source, width, dtype)
     found = check_rounded(rows)
-    for kind, got in found.items() if source != "gated" else ():
+    for kind, got in found.items() if source in ("plain", "normed") else ():
         wanted = reference.round_rows(plain_rows(rows), KINDS[kind])
         np.testing.assert_allclose(got.scale, wanted.scale, rtol=1e-6)
         codes = (np.asarray(x.codes).astype(np.float32) for x in (got, wanted))
@@ -103,10 +112,21 @@ def test_rows_become_the_nearest_codes(source: str, width: int, dtype: str) -> N
 @pytest.mark.parametrize("source", SOURCES)
 def test_a_row_gives_the_same_bits_whatever_stands_beside_it(source: str) -> None:
     rows = make_rows(source, 64, "bfloat16")
-    alone = jax.tree.map(lambda x: x[3:4] if x.ndim == 2 else x, rows)
+    alone = jax.tree.map(lambda x: x[3:4] if len(x) == 5 else x, rows)
     for together, one in zip(both_kinds(rows).values(), both_kinds(alone).values(), strict=True):
         assert np.array_equal(together.codes[3:4], one.codes)
         assert np.array_equal(together.scale[3:4], one.scale)
+
+
+@pytest.mark.parametrize("dtype", UNITS)
+def test_scales_give_the_same_bits_in_the_kernel_and_before_it(dtype: str) -> None:
+    late = make_rows("scaled", 577, dtype)
+    assert isinstance(late, Gated) and late.row_scale is not None and late.scale is not None
+    scaled = reference.apply_scales(late.gate_up, late.row_scale, late.scale, late.dtype)
+    for kind, rows in both_kinds(late).items():
+        wanted = both_kinds(Gated(scaled))[kind]
+        assert np.array_equal(rows.codes, wanted.codes)
+        assert np.array_equal(rows.scale, wanted.scale)
 
 
 @pytest.mark.parametrize("source", SOURCES)
