@@ -131,7 +131,8 @@ def _source_of(rows: Rows) -> _Source:
     if isinstance(rows, Gated):
         if rows.row_scale is None or rows.scale is None:
             return _Source(arrays=[rows.gate_up], parts=2, read=_read_gated)
-        return _Source(arrays=[*rows], parts=2, read=_read_scaled_gated)
+        arrays = [rows.gate_up, rows.row_scale, rows.scale]
+        return _Source(arrays=arrays, parts=2, read=_read_scaled_gated)
     return _Source(arrays=[rows], parts=1, read=_read_plain)
 
 

@@ -61,14 +61,17 @@ def temporaries(config: ModelConfig, *, num_tokens: int, num_rows: int, itemsize
     Of the forward pass what the compiler asks for (`memory_analysis`; a GPU test compares) and a
     quarter more: the residual stream twice, and around it either the two halves of the MLP and
     their product, or queries, keys, values and what attention makes of them. Activations in 8 bits
-    come of float32 halves. Many tokens are multiplied by a matrix of 4 or 8 bits after it was
-    written out, which the head may be. Passes and samplers take turns; hidden rows outlive them,
-    and the logits of two steps.
+    come of halves of 32 bits; of 16 where the model is in bfloat16 and they in e4m3. Many tokens
+    are multiplied by a matrix of 4 or 8 bits after it was written out, which the head may be.
+    Passes and samplers take turns; hidden rows outlive them, and logits: those of every size of
+    decodes, each half of the next one's, are as many again as those of the largest.
     """
     hidden, inner = config.hidden_size, config.intermediate_size
     kind = config.quantization.kind if config.quantization else None
     heads = (4 * config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-    product = 10 * inner if kind in ("fp8", "w8a8") else 3 * inner * itemsize
+    product = 3 * inner * itemsize
+    if kind in ("fp8", "w8a8"):
+        product = 5 * inner if kind == "fp8" and config.dtype == "bfloat16" else 10 * inner
     stream = 2 * hidden * itemsize
     forward = num_tokens * (stream + max(product, heads * itemsize))
     if kind:

@@ -39,11 +39,13 @@ class Program:
     arguments: tuple[Any, ...]  # abstract
     result: Any  # any tree with the structure of what comes back
     donated: tuple[int, ...] = ()
+    keeps_unused: bool = False  # whether arguments that are not read are passed, and donated, too
     options: dict[str, bool | str] = field(default_factory=dict[str, bool | str])
 
     def lower(self) -> jax.stages.Lowered:
         """Trace it."""
-        return jax.jit(self.step, donate_argnums=self.donated).lower(*self.arguments)
+        jitted = jax.jit(self.step, donate_argnums=self.donated, keep_unused=self.keeps_unused)
+        return jitted.lower(*self.arguments)
 
     def compile(self) -> jax.stages.Compiled:
         """Trace and compile it."""
@@ -54,7 +56,8 @@ class Program:
         leaves, tree = jax.tree.flatten(self.arguments)
         arrays = [(x.shape, x.dtype.name, getattr(x, "weak_type", False)) for x in leaves]
         results = jax.tree.structure(self.result)
-        return repr((arrays, tree, results, self.donated, sorted(self.options.items())))
+        rest = (self.donated, self.keeps_unused, sorted(self.options.items()))
+        return repr((arrays, tree, results, *rest))
 
 
 class _Asked(threading.local):

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Int
 
 from swiftjax.batch import NONE, Batch, BatchShape, SamplingBatch, TokenEdits, empty_edits
 from swiftjax.model.compiler_options import forward_options
@@ -81,11 +81,16 @@ class Programs:
         ]
 
     def forward(self, shape: BatchShape) -> jax.stages.Compiled:
-        """(params, kv_cache, last_tokens, packed) -> (logits, total, hidden or None, kv_cache)."""
+        """(params, kv_cache, last_tokens, packed, old) -> (logits, hidden or None, kv_cache).
+
+        `old` are logits of an earlier step of as many rows, donated for their memory: a CUDA graph
+        whose results lie where they lay before need not be changed, which takes the host longer
+        than all the rest of a step.
+        """
         return self._get(("forward", shape), partial(self.forward_program, shape))
 
     def sampler(self, num_rows: int, kind: Sampler) -> jax.stages.Compiled:
-        """(logits, total, last_tokens, packed) -> (tokens, last_tokens) for all but full.
+        """(logits, last_tokens, packed) -> (tokens, last_tokens) for all but full.
 
         full: (..., counts, edits, masks) -> (tokens, top, last_tokens, counts).
         """
@@ -94,6 +99,13 @@ class Programs:
     def scorer(self, num_tokens: int) -> jax.stages.Compiled:
         """(params, hidden, target_ids) -> scores of the targets."""
         return self._get(("score", num_tokens), partial(self._scorer_program, num_tokens))
+
+    def abstract_logits(self, num_rows: int) -> Logits:
+        """Shapes of what a forward pass of so many rows gives."""
+        shape = (num_rows, self.state.counts.shape[1])
+        return jax.eval_shape(
+            lambda: Logits(jnp.zeros(shape, self.model.dtype), jnp.zeros(num_rows, jnp.float32))
+        )
 
     @property
     def num_mask_words(self) -> int:
@@ -118,35 +130,36 @@ class Programs:
             kv_cache: KVCache,
             last_tokens: Int[Array, " rows"],
             packed: Int[Array, " words"],
-        ) -> tuple[Array, Array, Array | None, KVCache]:
+            _: Logits,
+        ) -> tuple[Logits, Array | None, KVCache]:
             batch = unpack(packed, shape)
             unread = last_tokens.at[batch.token_sources].get(mode="fill", fill_value=0)
             is_read = batch.token_sources == NONE
             token_ids = jnp.where(is_read, batch.token_ids, unread)
             batch = replace(batch, token_ids=token_ids)
             llama, hidden, kv_cache = model.forward(params, kv_cache, batch)
-            logits = llama.logits(hidden[batch.sample_rows], model.implementation)
-            total = log_total(logits.astype(jnp.float32))
-            return logits, total, hidden if is_mixed else None, kv_cache
+            scores = llama.logits(hidden[batch.sample_rows], model.implementation)
+            logits = Logits(scores, log_total(scores.astype(jnp.float32)))
+            return logits, hidden if is_mixed else None, kv_cache
 
-        packed = _words(packed_sizes(shape)[0])
+        packed, logits = _words(packed_sizes(shape)[0]), self.abstract_logits(shape.num_seqs)
         state, quantization = self.state, model.config.quantization
         return Program(
             step=forward,
-            arguments=(model.abstract_params, state.kv_cache, state.last_tokens, packed),
-            result=(0, 0, 0 if is_mixed else None, state.kv_cache),
-            donated=(1,),
+            arguments=(model.abstract_params, state.kv_cache, state.last_tokens, packed, logits),
+            result=(logits, 0 if is_mixed else None, state.kv_cache),
+            donated=(1, 4),
+            keeps_unused=True,
             options=forward_options(shape, quant_type=quantization.kind if quantization else None),
         )
 
     def _sampler_program(self, num_rows: int, kind: Sampler) -> Program:
         shape = BatchShape(num_tokens=num_rows, num_seqs=num_rows, max_pages=1)
-        logits = jax.ShapeDtypeStruct((num_rows, self.state.counts.shape[1]), self.model.dtype)
-        total = jax.ShapeDtypeStruct((num_rows,), jnp.float32)
-        args = (logits, total, self.state.last_tokens, _words(packed_sizes(shape)[1]))
+        logits, packed = self.abstract_logits(num_rows), _words(packed_sizes(shape)[1])
+        args = (logits, self.state.last_tokens, packed)
         if kind != "full":
             step = partial(_choose, _SIMPLE_SAMPLERS[kind])
-            return Program(step=step, arguments=args, result=(0, 0), donated=(2,))
+            return Program(step=step, arguments=args, result=(0, 0), donated=(1,))
         edits = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), empty_edits(num_rows)
         )
@@ -155,7 +168,7 @@ class Programs:
             step=_choose_fully,
             arguments=(*args, self.state.counts, edits, masks),
             result=(0, 0, 0, 0),
-            donated=(2, 4),
+            donated=(1, 3),
         )
 
     def _scorer_program(self, num_tokens: int) -> Program:
@@ -203,26 +216,24 @@ def _words(count: int) -> jax.ShapeDtypeStruct:
 
 def _choose(
     sampler: Callable[[Logits, SamplingBatch], SampledTokens],
-    logits: Float[Array, "R V"],
-    total: Float[Array, " R"],
+    logits: Logits,
     last_tokens: Int[Array, " rows"],
     packed: Int[Array, " words"],
 ) -> tuple[Array, Array]:
-    sampling = unpack_sampling(packed, logits.shape[0])
-    return _keep(sampler(Logits(logits, total), sampling), last_tokens, sampling)
+    sampling = unpack_sampling(packed, logits.total.shape[0])
+    return _keep(sampler(logits, sampling), last_tokens, sampling)
 
 
 def _choose_fully(
-    logits: Float[Array, "R V"],
-    total: Float[Array, " R"],
+    logits: Logits,
     last_tokens: Int[Array, " rows"],
     packed: Int[Array, " words"],
     counts: Counts,
     edits: TokenEdits,
     masks: Int[Array, "R W"],
 ) -> tuple[Array, Array, Array, Counts]:
-    sampling = unpack_sampling(packed, logits.shape[0])
-    sampled = sample(Logits(logits, total), sampling, edits, counts, masks)
+    sampling = unpack_sampling(packed, logits.total.shape[0])
+    sampled = sample(logits, sampling, edits, counts, masks)
     counts = count_sampled(counts, sampling.count_rows, sampled.token_ids)
     _, *top = as_bits(sampled.scores)
     tokens, last_tokens = _keep(sampled, last_tokens, sampling)

@@ -29,6 +29,7 @@ from swiftjax.model.kv_swap import KVSwap
 from swiftjax.model.packing import pack
 from swiftjax.model.page_copies import PageCopies
 from swiftjax.model.programs import NUM_THREADS, Programs, State, choose_sampler
+from swiftjax.model.sampling import Logits
 from swiftjax.model.step_results import DeviceTokens
 
 NO_MOVES = PageMoves()
@@ -51,6 +52,7 @@ class ModelRunner:
         state = programs.state
         pages = state.kv_cache.keys[0]
         self._num_slots = pages.shape[0] * pages.shape[2]
+        self._old_logits: dict[int, Logits] = {}  # of the last step of so many rows, to be donated
         self._no_edits: dict[int, TokenEdits] = {}  # on the device, by number of rows
         self._no_masks: dict[int, Array] = {}  # the same
         set_row = jax.jit(lambda counts, row, values: counts.at[row].set(values), donate_argnums=0)
@@ -88,12 +90,15 @@ class ModelRunner:
 
         Returns the seconds taken; `progress` is called with (done, total) after each program.
         """
-        start, todo = time.monotonic(), self._programs.of_shapes(list(shapes))
+        start, shapes = time.monotonic(), list(shapes)
+        todo = self._programs.of_shapes(shapes)
         with ThreadPoolExecutor(max_workers=NUM_THREADS) as pool:
             for done, _ in enumerate(pool.map(lambda compile: compile(), todo), start=1):
                 if progress is not None:
                     progress(done, len(todo))
         self.allocate()
+        for num_rows in {shape.num_seqs for shape in shapes}:
+            self._old_logits[num_rows] = self._take_logits(num_rows)
         self._swapper()
         return time.monotonic() - start
 
@@ -119,19 +124,20 @@ class ModelRunner:
         kv_cache, last_tokens, counts = self._state
         shape = batch.shape
         packed = pack(batch)
-        logits, total, hidden, kv_cache = self._programs.forward(shape)(
-            self._params, kv_cache, last_tokens, packed.step
+        logits, hidden, kv_cache = self._programs.forward(shape)(
+            self._params, kv_cache, last_tokens, packed.step, self._take_logits(shape.num_seqs)
         )
         kind, top = choose_sampler(batch), None
         sampler = self._programs.sampler(shape.num_seqs, kind)
         if kind == "full":
             limits = (self._edits_of(batch), self._masks_of(batch))
             tokens, top, last_tokens, counts = sampler(
-                logits, total, last_tokens, packed.sampling, counts, *limits
+                logits, last_tokens, packed.sampling, counts, *limits
             )
         else:
-            tokens, last_tokens = sampler(logits, total, last_tokens, packed.sampling)
+            tokens, last_tokens = sampler(logits, last_tokens, packed.sampling)
         self._state = State(kv_cache, last_tokens, counts)
+        self._old_logits[shape.num_seqs] = logits
         has_top = bool(batch.sampling.num_logprobs.any())
         return DeviceTokens(tokens, top if has_top else None, self._score(batch, hidden))
 
@@ -171,6 +177,13 @@ class ModelRunner:
             array.delete()
         self._params = model.bind({name: jax.device_put(x) for name, x in params.items()})
         self._fingerprint = None
+
+    def _take_logits(self, num_rows: int) -> Logits:
+        """Those of the last step of so many rows; no other must be given them."""
+        if (old := self._old_logits.pop(num_rows, None)) is not None:
+            return old
+        likes = self._programs.abstract_logits(num_rows)
+        return jax.tree.map(lambda like: jax.device_put(np.zeros(like.shape, like.dtype)), likes)
 
     def _edits_of(self, batch: Batch) -> TokenEdits:
         if batch.edits is not None:

@@ -50,7 +50,7 @@ def make_rows(source: str, width: int, dtype: str, num_rows: int = 5) -> Rows:
     if source == "gated":
         return Gated(plain)
     if source == "scaled":
-        sizes = (rng.uniform(0.5, 2, size) for size in plain.shape)
+        sizes = (rng.uniform(0.2, 1, size) for size in plain.shape)
         return Gated(plain, *(jnp.asarray(size, jnp.float32) for size in sizes))
     norm = jnp.asarray(rng.uniform(0.5, 2, width), dtype)
     return plain if source == "plain" else Normed(x=plain, scale=norm, eps=EPS)

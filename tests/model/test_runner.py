@@ -60,13 +60,27 @@ def test_kv_cache_is_donated_and_aliased(shape: BatchShape) -> None:
     runner = tiny_runner(num_pages=64, page_size=4)
     compiled = runner.lower(shape).compile()
     cache_bytes = 64 * bytes_per_page(TINY, 4)
-    assert compiled.memory_analysis().alias_size_in_bytes == cache_bytes
+    logits_bytes = shape.num_seqs * (TINY.vocab_size + 1) * 4
+    assert compiled.memory_analysis().alias_size_in_bytes == cache_bytes + logits_bytes
     before = (runner._state.kv_cache, runner._state.last_tokens)
     places = [x.unsafe_buffer_pointer() for x in jax.tree.leaves(before)]
     runner.dispatch(empty_batch(shape, 64 * 4)).wait(1)
     assert all(x.is_deleted() for x in jax.tree.leaves(before))
     after = jax.tree.leaves((runner._state.kv_cache, runner._state.last_tokens))
     assert [x.unsafe_buffer_pointer() for x in after] == places
+
+
+def test_results_lie_where_those_of_the_last_such_step_lay() -> None:
+    """So that a CUDA graph stays as it is; steps of other shapes come between."""
+    runner = tiny_runner(num_pages=8, page_size=4)
+    runner.warm_up(SHAPES)
+    places: dict[int, set[tuple[int, ...]]] = {}
+    for shape in (*SHAPES, *SHAPES, *reversed(SHAPES)):
+        runner.dispatch(empty_batch(shape, 32)).wait(1)
+        arrays = jax.tree.leaves(runner._old_logits[shape.num_seqs])
+        found = tuple(x.unsafe_buffer_pointer() for x in arrays)
+        places.setdefault(shape.num_seqs, set()).add(found)
+    assert places and all(len(found) == 1 for found in places.values())
 
 
 def test_token_counts_are_donated() -> None:
