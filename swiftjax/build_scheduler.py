@@ -77,7 +77,6 @@ def choose_buckets(sizes: Sizes, config: EngineConfig) -> Buckets:
         max_num_seqs=sizes.max_num_seqs,
         max_num_batched_tokens=sizes.max_num_batched_tokens,
         max_pages=sizes.max_pages_per_seq,
-        min_decode=sizes.min_decode,
         fine=is_on_gpu(),
         streams=config.streaming,
     )

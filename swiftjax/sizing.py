@@ -39,7 +39,6 @@ class Sizes:
     page_size: int
     max_num_seqs: int
     max_num_batched_tokens: int
-    min_decode: int
 
     @property
     def max_pages_per_seq(self) -> int:
@@ -128,8 +127,6 @@ def choose_sizes(config: EngineConfig, model: ModelConfig) -> Sizes:
         page_size=config.page_size or (64 if on_gpu else 16),
         max_num_seqs=config.max_batch_size or (64 if on_gpu else 8),
         max_num_batched_tokens=config.max_num_batched_tokens or (2048 if on_gpu else 512),
-        # On a GPU a matrix product of 8 rows is no slower than one of a single row.
-        min_decode=8 if on_gpu else 1,
     )
 
 

@@ -60,20 +60,20 @@ def make_buckets(
     max_num_seqs: int,
     max_num_batched_tokens: int,
     max_pages: int,
-    min_decode: int = 1,
     fine: bool = False,
     streams: bool = False,
 ) -> Buckets:
-    """Decode buckets double, except from 8 to 32; mixed ones shrink by 4 from the token budget.
+    """Decode buckets double; mixed ones shrink by 4 from the token budget.
 
-    `fine` makes more mixed buckets: padding costs a GPU more than another program does. The chunks
-    of long prompts fill the largest.
+    `fine` is for a GPU: more mixed buckets, as padding costs more than another program does, and of
+    decodes 1, 8 and 32 rows. Up to 32 a matrix product takes as long as its weights take to be
+    read; but attention is cut into as many parts as there are rows to fill the chip with, so
+    that a row alone must not count as 8. The chunks of long prompts fill the largest.
     """
     sizes = [max_num_seqs]
-    while sizes[-1] > min_decode:
+    while sizes[-1] > 1:
         half = 1 << ((sizes[-1] - 1).bit_length() - 1)
-        # Up to 32 rows a matrix product on a GPU takes as long as its weights take to be read.
-        sizes.append(max(min_decode, 8 if fine and half == 16 else half))
+        sizes.append(_SKIPPED.get(half, half) if fine else half)
     largest = max(max_num_batched_tokens, max_num_seqs + 1)
     tokens = (_fine_sizes if fine else _coarse_sizes)(largest, max_num_seqs)
     shape = partial(BatchShape, max_pages=max_pages, streams=streams)
@@ -84,6 +84,9 @@ def make_buckets(
             for t in sorted(tokens)
         ),
     )
+
+
+_SKIPPED = {16: 8, 4: 1, 2: 1}
 
 
 def _coarse_sizes(largest: int, max_num_seqs: int) -> list[int]:

@@ -15,7 +15,6 @@ from tests.fakes import make_fake_core, make_request
 def test_every_step_finds_a_bucket(seqs: int, tokens: int, fine: bool, data: st.DataObject) -> None:
     buckets = make_buckets(
         max_num_seqs=seqs, max_num_batched_tokens=tokens, max_pages=4, fine=fine,
-        min_decode=min(seqs, 8 if fine else 1),
     )  # fmt: skip
     num_seqs = data.draw(st.integers(1, seqs))
     num_tokens = data.draw(st.integers(num_seqs, max(num_seqs, tokens)))
@@ -25,12 +24,10 @@ def test_every_step_finds_a_bucket(seqs: int, tokens: int, fine: bool, data: st.
 
 
 def test_few_buckets() -> None:
-    buckets = make_buckets(
-        max_num_seqs=256, max_num_batched_tokens=8192, max_pages=128, min_decode=8, fine=True
-    )
-    assert [b.num_seqs for b in buckets.decode] == [8, 32, 64, 128, 256]
+    buckets = make_buckets(max_num_seqs=256, max_num_batched_tokens=8192, max_pages=128, fine=True)
+    assert [b.num_seqs for b in buckets.decode] == [1, 8, 32, 64, 128, 256]
     assert [b.num_tokens for b in buckets.mixed] == [512, 768, 1024, 1536, 2048, 4096, 8192]
-    assert len(set(buckets.all)) == len(buckets.all) <= 12
+    assert len(set(buckets.all)) == len(buckets.all) <= 13
     coarse = make_buckets(max_num_seqs=8, max_num_batched_tokens=512, max_pages=128)
     assert [b.num_seqs for b in coarse.decode] == [1, 2, 4, 8]
     assert [b.num_tokens for b in coarse.mixed] == [32, 128, 512]
