@@ -24,7 +24,7 @@ MIN_ROWS = 64
 # in 8 bits, where our kernels leave off at 64 tokens, most of it. Not so where weights alone have 8
 # bits: without Triton XLA would widen them in memory first. (Those of 4 bits we write out.)
 LIBRARY_PRODUCTS: Options = (("xla_gpu_enable_triton_gemm", False),)
-MIN_TOKENS: dict[QuantType | None, int] = {None: 1024, "int4": 1024, "fp8": 65, "w8a8": 65}
+MIN_TOKENS: dict[QuantType | None, int] = {None: 512, "int4": 512, "fp8": 65, "w8a8": 65}
 CAPABILITY = "9.0"
 
 
