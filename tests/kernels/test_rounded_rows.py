@@ -83,7 +83,7 @@ def check_rounded(rows: Rows) -> dict[str, RoundedRows]:
     """
     wanted, unit, found = exact(rows), UNITS[rows.dtype.name], both_kinds(rows)
     smallest = float(jnp.finfo(rows.dtype).smallest_subnormal)
-    some = np.abs(wanted).max(axis=1) > smallest  # less may be rounded to nothing
+    some = np.abs(wanted).max(axis=1) > smallest / 2  # less is rounded to nothing
     for kind, (codes, scale) in found.items():
         assert codes.dtype == KINDS[kind] and scale.dtype == jnp.float32
         values, scales = np.asarray(codes).astype(np.float64), np.asarray(scale, np.float64)
