@@ -27,7 +27,7 @@ from swiftjax.model.linear import packed_params
 from swiftjax.quantization import WeightFormat
 
 KINDS = ("int4", "int8", "fp8", "w8a8")
-COMPARED_KINDS = ("bf16", "int4", "fp8", "int8")
+COMPARED_KINDS = ("bf16", "int4", "int8")
 GROUP_SIZE = 128
 ROTATED_BYTES = 1.2e9
 TOLERANCE, CHECKED_OUTPUTS = 2e-2, 256
@@ -117,23 +117,11 @@ def apart(x: jax.Array, kernel: jax.Array, scale: jax.Array) -> jax.Array:
     return product
 
 
-def narrow_first(x: jax.Array, kernel: jax.Array, scale: jax.Array) -> jax.Array:
-    """fp8 products are given in bfloat16, half of the bytes, before they get their scales."""
-    rows = reference.round_rows(x, reference.FP8)
-    product = lax.dot_general(
-        rows.codes, kernel, reference.CONTRACT_LAST, preferred_element_type=x.dtype
-    )
-    scaled = product.astype(jnp.float32) * rows.scale[:, None] * scale[None, :]
-    return scaled.astype(x.dtype)
-
-
 def compared_forms(problem: Problem, tokens: int) -> Forms:
     """The present form and those that may replace it."""
     forms = {AS_CALLED: called(problem.kind)}
     if problem.kind == "int8" and tokens > MOST_TOKENS:
         forms["weights written out apart"] = apart
-    if problem.kind == "fp8" and tokens > MOST_TOKENS:
-        forms["given in bf16"] = narrow_first
     if problem.kind != "int4":
         return forms
     best = hopper_tiles(problem, tokens)
