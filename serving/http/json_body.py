@@ -22,6 +22,7 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 
 # How the decoder names a place: `$.messages[0].role`, or "`key` in `$.logit_bias`".
 _PLACE = re.compile(r" - at (?:`key` in )?`\$\.?(.*)`$")
+_STEP = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`")
 _MISSING = re.compile(r"Object missing required field `(.*?)`")
 
@@ -44,7 +45,7 @@ def read_body(data: bytes, kind: type[Body]) -> Body:
             _check_biases(_BIASES.decode(data).logit_bias)
         return body
     except msgspec.ValidationError as error:
-        raise _field_error(str(error)) from None
+        raise _field_error(str(error), data) from None
     except msgspec.DecodeError as error:
         raise FieldError(f"the body is not JSON in UTF-8: {error}") from None
     except RecursionError:
@@ -91,7 +92,7 @@ def _check_number_of_values(data: bytes) -> None:
         raise FieldError(f"the body has over {MAX_VALUES} values: send less at a time")
 
 
-def _field_error(text: str) -> FieldError:
+def _field_error(text: str, data: bytes) -> FieldError:
     found = _PLACE.search(text)
     param = found[1] if found else ""
     text = text[: found.start()] if found else text
@@ -102,4 +103,22 @@ def _field_error(text: str) -> FieldError:
     problem = text[:1].lower() + text[1:].replace("`", "")
     if not param:
         return FieldError(f"the body: {problem}")
-    return FieldError(f"{param:.80}: {problem}", re.split(r"[.\[]", param)[0])
+    given = _value_at(param, data)
+    return FieldError(f"{param:.80}: {problem}{given}", re.split(r"[.\[]", param)[0])
+
+
+def _value_at(place: str, data: bytes) -> str:
+    """Say what stands at a place such as `messages[0].role`; nothing of a large body.
+
+    Of `logit_bias[...]`, where the dots are any name of an object, it is the object.
+    """
+    if len(data) > SMALL_BODY:
+        return ""
+    try:
+        value = json.loads(data)
+        for name, index in _STEP.findall(place):
+            value = value[int(index) if index else name]
+        return f"; it is {json.dumps(value):.80}"
+    except (LookupError, TypeError, ValueError, RecursionError):
+        # What comes after the mistake may be no JSON.
+        return ""

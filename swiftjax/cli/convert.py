@@ -1,5 +1,6 @@
 """`swiftjax convert`: any readable checkpoint into a native one, in fewer bits if asked."""
 
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -94,7 +95,7 @@ def convert(
         resolve_model(str(source)),
         target,
         dtype=_dtype(dtype, quant_type),
-        quantization=_quantization(quant_type, group_size, keep, activation_range),
+        quantization=_quantization(quant_type, group_size, keep, activation_range, symmetric),
         rounding=Rounding(method, symmetric, activation_range, calib, calib_tokens),
         force=force,
         quiet=quiet,
@@ -129,6 +130,8 @@ def convert_on_cpu(
 
     if rounding.calib is None:
         jax.config.update("jax_platforms", "cpu")
+    if quantization is not None:
+        _check_kept(quantization, src)
     recipe = read_recipe(rounding, src, quantization)
     with progress(f"converting {src.name}", quiet=quiet, in_bytes=True) as report:
         return convert_checkpoint(
@@ -156,16 +159,41 @@ def _dtype(dtype: Dtype | None, quant_type: ConvertType) -> Dtype | None:
 
 
 def _quantization(
-    quant_type: ConvertType, group_size: int, keep: list[str] | None, ranges: RangeName
+    quant_type: ConvertType,
+    group_size: int,
+    keep: list[str] | None,
+    ranges: RangeName,
+    symmetric: bool,
 ) -> Quantization | None:
-    if group_size != GROUP_SIZE and quant_type != "int4":
+    if quant_type != "int4" and (group_size != GROUP_SIZE or symmetric):
+        option = "--symmetric" if symmetric else f"--group-size {group_size}"
         raise InvalidRequestError(
-            f"--group-size {group_size} is for int4, and --quant-type is {quant_type}: leave it out"
+            f"{option} is for int4, and --quant-type is {quant_type}: leave it out"
         )
     if quant_type in ("none", "fp16", "bf16"):
+        if keep is not None:
+            raise InvalidRequestError(
+                "--keep says what is not quantised, and nothing is: give --quant-type, or leave it "
+                "out"
+            )
         return None
     kept = ("head",) if keep is None else tuple(keep)
     static = ranges != "dynamic"
     return Quantization(
         kind=quant_type, group_size=group_size, keep=kept, static_activations=static
     )
+
+
+def _check_kept(quantization: Quantization, source: Path) -> None:
+    """Refuse a pattern that is no projection's: it was meant to keep something."""
+    from swiftjax.converters.load import open_checkpoint
+    from swiftjax.model.layer_pass import PROJECTIONS
+
+    num_layers = open_checkpoint(source, dtype=None).config.num_layers
+    names = [f"layers.{i}.{name}" for i in range(num_layers) for name in PROJECTIONS]
+    for pattern in quantization.keep:
+        if pattern != "head" and not any(fnmatchcase(name, pattern) for name in [*names, "head"]):
+            raise InvalidRequestError(
+                f"--keep {pattern!r:.80} is the name of no projection: they are head and, of "
+                f"layers 0 to {num_layers - 1}, {', '.join(f'layers.0.{n}' for n in PROJECTIONS)}"
+            )

@@ -16,7 +16,16 @@ def test_convert_by_a_text(cli: Cli, tiny: Path, tmp_path: Path) -> None:
     assert_one_clear_line(alone, "--quant-type")
 
 
-def test_group_sizes_of_other_formats_are_refused(cli: Cli, tiny: Path, tmp_path: Path) -> None:
-    for kind in ("int8", "none"):
-        made = cli("convert", tiny, tmp_path / "x", "--quant-type", kind, "--group-size", "64")
-        assert_one_clear_line(made, f"--group-size 64 is for int4, and --quant-type is {kind}")
+def test_options_that_would_do_nothing_are_refused(cli: Cli, tiny: Path, tmp_path: Path) -> None:
+    refused = {
+        "--group-size 64 is for int4, and --quant-type is int8": ["int8", "--group-size", "64"],
+        "--group-size 64 is for int4, and --quant-type is none": ["none", "--group-size", "64"],
+        "--symmetric is for int4, and --quant-type is fp8": ["fp8", "--symmetric"],
+        "--keep says what is not quantised, and nothing is": ["bf16", "--keep", "head"],
+        "--keep '*.downs' is the name of no projection": ["int8", "--keep", "*.downs"],
+    }
+    for told, options in refused.items():
+        made = cli("convert", tiny, tmp_path / "x", "--quant-type", *options)
+        assert_one_clear_line(made, told)
+    kept = ["--quant-type", "int8", "--keep", "head", "--keep", "layers.0.*"]
+    assert cli("convert", tiny, tmp_path / "x", *kept).returncode == 0
