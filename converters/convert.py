@@ -63,6 +63,7 @@ def convert(
         config=opened.config,
         tensors=opened.tensors,
         tokenizer_files=opened.tokenizer_files,
+        num_bytes=opened.num_bytes,
         plan=_plan(src, opened.config, recipe),
         force=force,
         progress=progress and partial(_tell, progress, opened.num_bytes),

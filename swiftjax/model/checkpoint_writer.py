@@ -19,7 +19,7 @@ from swiftjax.model import param_files
 from swiftjax.model.checkpoint import CONFIG_FILE, FILES_FILE
 from swiftjax.model.config_json import to_hf
 from swiftjax.model.manifest import StoredParam, is_ours, read_param, tensor_sha256, write_manifest
-from swiftjax.model.unfinished import Unfinished, recover, unfinished_directory
+from swiftjax.model.unfinished import Unfinished, bytes_left, recover, unfinished_directory
 from swiftjax.model_config import ModelConfig
 from swiftjax.tokenizer_files import TokenizerFiles, write_tokenizer_files
 
@@ -33,6 +33,7 @@ def save_native(
     config: ModelConfig,
     tensors: Tensors,
     tokenizer_files: TokenizerFiles,
+    num_bytes: int,
     plan: str,
     force: bool = False,
     progress: Callable[[int], None] | None = None,
@@ -40,10 +41,12 @@ def save_native(
     """Write a native checkpoint; all of it appears at once or not at all.
 
     Continues what a process with the same `plan` left behind that was killed; `progress` is told
-    the bytes done. Raises CheckpointError when the destination exists (with `force`: when it is
-    something else than a native checkpoint), or cannot be written.
+    the bytes done, of `num_bytes`. Raises CheckpointError when the destination exists (with
+    `force`: when it is something else than a native checkpoint), has no room for that much, or
+    cannot be written.
     """
     check_destination(destination, force=force)
+    _check_room(destination, num_bytes)
     try:
         with unfinished_directory(destination, plan, replace=force) as work:
             params = _write_params(work, tensors, progress or (lambda done: None))
@@ -79,6 +82,17 @@ def check_destination(destination: Path, *, force: bool) -> None:
         raise CheckpointError(
             f"{destination} exists and is no checkpoint that SwiftJAX wrote; --force replaces "
             "only those: remove it yourself"
+        )
+
+
+def _check_room(destination: Path, num_bytes: int) -> None:
+    """Refuse before the first byte what a full disk would end hours later."""
+    left = bytes_left(destination)
+    free = shutil.disk_usage(destination.parent).free
+    if num_bytes > left + free:
+        raise CheckpointError(
+            f"{destination} would take {(num_bytes - left) / 2**20:,.0f} MiB, and its disk has "
+            f"{free / 2**20:,.0f} MiB free: make room or choose another place"
         )
 
 

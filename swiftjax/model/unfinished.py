@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +104,16 @@ def recover(destination: Path, is_ours: Callable[[Path], bool]) -> None:
             aside.rename(destination)
         if not (partial / CONTENT).exists():  # was put in place
             shutil.rmtree(partial)
+
+
+def bytes_left(destination: Path) -> int:
+    """Bytes that an earlier process left: they are continued, or make room."""
+    size = 0
+    for base, _, names in os.walk(_partial(destination)):
+        for name in names:
+            with suppress(FileNotFoundError):  # another process is at it
+                size += (Path(base) / name).lstat().st_size
+    return size
 
 
 @contextmanager

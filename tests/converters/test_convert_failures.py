@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -53,6 +54,27 @@ def test_failure_leaves_things_as_they_were(
     with pytest.raises(CheckpointError, match=r"native cannot be written: .*No space"):
         convert(source, place, dtype=None, force=force)
     assert tree(tmp_path) == before
+
+
+def test_a_disk_without_room_is_refused_before_anything_is_written(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a killed process left counts as room: it is gone on with, or replaced."""
+    size = convert(source, tmp_path / "other", dtype=None).num_bytes
+    left = tmp_path / ".native.partial" / "content"
+    left.mkdir(parents=True)
+    (left / "some").write_bytes(b"a" * 1000)
+    (left.parent / "lock").touch()
+    before = tree(tmp_path)
+    room = {"free": size - 1001}
+    monkeypatch.setattr(
+        checkpoint_writer.shutil, "disk_usage", lambda path: SimpleNamespace(**room)
+    )
+    with pytest.raises(CheckpointError, match=r"native would take .* MiB free: make room or"):
+        convert(source, tmp_path / "native", dtype=None)
+    assert tree(tmp_path) == before
+    room["free"] += 1
+    convert(source, tmp_path / "native", dtype=None)
 
 
 @pytest.fixture(scope="module")
