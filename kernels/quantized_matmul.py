@@ -17,7 +17,7 @@ from swiftjax.kernels.hopper_matmul import int4_step, knows_int4_step
 from swiftjax.kernels.implementation import Implementation, choose_implementation, runs_triton
 from swiftjax.kernels.int4_matmul import int4_tiles
 from swiftjax.kernels.narrow_matmul import narrow_matmul
-from swiftjax.kernels.rounded_rows import Gated, Rows, plain_rows, round_rows
+from swiftjax.kernels.rounded_rows import MOST_SCALED, Gated, Rows, plain_rows, round_rows
 from swiftjax.kernels.written_out import multiply_written_out
 
 # Up to so many tokens the kernels are used.
@@ -90,10 +90,7 @@ def fp8_matmul(
     GPUs of a compute capability under 8.9 have no such products and are left to XLA.
     """
     rows = round_rows(x, reference.FP8, implementation=implementation)
-    if _is_given_narrow(rows, x.dtype, implementation):
-        product = _multiply_narrow(rows, kernel, x.dtype)
-        return reference.apply_scales(product, rows.scale, scale, x.dtype)
-    return _multiply_rounded(rows, kernel, scale, x.dtype, implementation)
+    return _multiply_fp8(rows, kernel, scale, x.dtype, implementation)
 
 
 def fp8_gated(
@@ -108,9 +105,23 @@ def fp8_gated(
     Of many tokens the scales are left to whoever computes the gates: a pass less over the memory.
     """
     rows = round_rows(x, reference.FP8, implementation=implementation)
-    if _is_given_narrow(rows, x.dtype, implementation):
-        return Gated(_multiply_narrow(rows, kernel, x.dtype), rows.scale, scale)
-    return Gated(_multiply_rounded(rows, kernel, scale, x.dtype, implementation))
+    is_narrow = _is_given_narrow(rows, x.dtype, implementation)
+    if is_narrow and kernel.shape[0] <= 2 * MOST_SCALED:
+        return Gated(_multiply_narrow(rows, kernel, x.dtype), (rows.scale, scale))
+    return Gated(_multiply_fp8(rows, kernel, scale, x.dtype, implementation))
+
+
+def _multiply_fp8(
+    rows: reference.RoundedRows,
+    kernel: Float[Array, "N K"],
+    scale: Float32[Array, " N"],
+    dtype: jnp.dtype,
+    implementation: Implementation | None,
+) -> Float[Array, "T N"]:
+    if _is_given_narrow(rows, dtype, implementation):
+        product = _multiply_narrow(rows, kernel, dtype)
+        return reference.apply_scales(product, rows.scale, scale, dtype)
+    return _multiply_rounded(rows, kernel, scale, dtype, implementation)
 
 
 def _is_given_narrow(
@@ -119,7 +130,7 @@ def _is_given_narrow(
     """Whether XLA's product is in bfloat16 before its scales: half the bytes of many tokens.
 
     Against codes of 4 bits of mantissa one more rounding to 8 counts for nothing. Sums of such
-    codes are beyond what a float16 holds.
+    codes are beyond what a float16 holds, and a float32 model wants all of theirs.
     """
     chosen = implementation or choose_implementation(jax.default_backend())
     is_many = rows.codes.shape[0] > MOST_TOKENS

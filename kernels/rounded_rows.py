@@ -24,6 +24,9 @@ from swiftjax.kernels.paged_tile import LOG2_E, Ref, pl_range
 from swiftjax.kernels.quantized_reference import FP8, RoundedRows
 from swiftjax.kernels.reference import rms_norm
 
+# Inputs of a row up to which a kernel also scales gates: with 32 values a thread it would spill.
+MOST_SCALED = 16384
+
 
 @partial(jax.tree_util.register_dataclass, data_fields=("x", "scale"), meta_fields=("eps",))
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,12 +46,11 @@ class Normed:
 class Gated(NamedTuple):
     """silu(gate) * up of rows that hold gates, then ups; left to whoever multiplies it.
 
-    Row t of these may be gate_up[t] * row_scale[t] * scale, not multiplied yet.
+    With scales, of rows [T] and of columns [2*K], row t is gate_up[t] * scales[0][t] * scales[1].
     """
 
     gate_up: Float[Array, "T 2*K"]
-    row_scale: Float32[Array, " T"] | None = None
-    scale: Float32[Array, " 2*K"] | None = None
+    scales: tuple[Float32[Array, " T"], Float32[Array, " 2*K"]] | None = None
 
     @property
     def dtype(self) -> jnp.dtype:
@@ -65,8 +67,8 @@ def plain_rows(rows: Rows) -> Float[Array, "T K"]:
         return rms_norm(rows.x, rows.scale, rows.eps)
     if isinstance(rows, Gated):
         gate_up = rows.gate_up
-        if rows.row_scale is not None and rows.scale is not None:
-            gate_up = reference.apply_scales(gate_up, rows.row_scale, rows.scale, rows.dtype)
+        if rows.scales is not None:
+            gate_up = reference.apply_scales(gate_up, *rows.scales, rows.dtype)
         gate, up = jnp.split(gate_up, 2, axis=-1)
         return jax.nn.silu(gate) * up
     return rows
@@ -129,9 +131,9 @@ def _source_of(rows: Rows) -> _Source:
         read = partial(_read_normed, eps=rows.eps)
         return _Source(arrays=[rows.x, rows.scale], parts=1, read=read)
     if isinstance(rows, Gated):
-        if rows.row_scale is None or rows.scale is None:
+        if rows.scales is None:
             return _Source(arrays=[rows.gate_up], parts=2, read=_read_gated)
-        arrays = [rows.gate_up, rows.row_scale, rows.scale]
+        arrays = [rows.gate_up, *rows.scales]
         return _Source(arrays=arrays, parts=2, read=_read_scaled_gated)
     return _Source(arrays=[rows], parts=1, read=_read_plain)
 

@@ -61,17 +61,15 @@ def temporaries(config: ModelConfig, *, num_tokens: int, num_rows: int, itemsize
     Of the forward pass what the compiler asks for (`memory_analysis`; a GPU test compares) and a
     quarter more: the residual stream twice, and around it either the two halves of the MLP and
     their product, or queries, keys, values and what attention makes of them. Activations in 8 bits
-    come of halves of 32 bits; of 16 where the model is in bfloat16 and they in e4m3. Many tokens
-    are multiplied by a matrix of 4 or 8 bits after it was written out, which the head may be.
-    Passes and samplers take turns; hidden rows outlive them, and logits: those of every size of
-    decodes, each half of the next one's, are as many again as those of the largest.
+    come of halves of 32 bits; where e4m3 needs half of that, the rest is to spare. Many tokens are
+    multiplied by a matrix of 4 or 8 bits after it was written out, which the head may be. Passes
+    and samplers take turns; hidden rows outlive them, and logits of every size of decodes: of the
+    largest, and of powers of two that are smaller, together less than twice that.
     """
     hidden, inner = config.hidden_size, config.intermediate_size
     kind = config.quantization.kind if config.quantization else None
     heads = (4 * config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-    product = 3 * inner * itemsize
-    if kind in ("fp8", "w8a8"):
-        product = 5 * inner if kind == "fp8" and config.dtype == "bfloat16" else 10 * inner
+    product = 10 * inner if kind in ("fp8", "w8a8") else 3 * inner * itemsize
     stream = 2 * hidden * itemsize
     forward = num_tokens * (stream + max(product, heads * itemsize))
     if kind:
@@ -80,7 +78,7 @@ def temporaries(config: ModelConfig, *, num_tokens: int, num_rows: int, itemsize
         halves = num_tokens * (stream + 2 * inner * itemsize)
         forward = max(forward, written_out + halves)
     scores = num_rows * config.vocab_size
-    kept = (num_tokens * hidden + 2 * scores) * itemsize
+    kept = (num_tokens * hidden + 3 * scores) * itemsize
     return max(forward * 5 // 4, SAMPLER_BYTES * scores) + kept
 
 

@@ -65,15 +65,15 @@ def make_buckets(
 ) -> Buckets:
     """Decode buckets double; mixed ones shrink by 4 from the token budget.
 
-    `fine` is for a GPU: more mixed buckets, as padding costs more than another program does, and of
-    decodes 1, 8 and 32 rows. Up to 32 a matrix product takes as long as its weights take to be
-    read; but attention is cut into as many parts as there are rows to fill the chip with, so
-    that a row alone must not count as 8. The chunks of long prompts fill the largest.
+    `fine` is for a GPU: more mixed buckets, as padding costs more than another program does, and up
+    to 32 rows decode buckets of 1, 8 and 32 only, as a matrix product then takes as long as its
+    weights take to be read. But the fewer rows, the more parts attention cuts each context into, to
+    fill the chip: so a row alone does not count as 8. Chunks of long prompts fill the largest.
     """
     sizes = [max_num_seqs]
     while sizes[-1] > 1:
         half = 1 << ((sizes[-1] - 1).bit_length() - 1)
-        sizes.append(_SKIPPED.get(half, half) if fine else half)
+        sizes.append(_NEXT_ON_GPU.get(half, half) if fine else half)
     largest = max(max_num_batched_tokens, max_num_seqs + 1)
     tokens = (_fine_sizes if fine else _coarse_sizes)(largest, max_num_seqs)
     shape = partial(BatchShape, max_pages=max_pages, streams=streams)
@@ -86,7 +86,8 @@ def make_buckets(
     )
 
 
-_SKIPPED = {16: 8, 4: 1, 2: 1}
+# Sizes of decode buckets that a GPU does without, and the next smaller ones that it has.
+_NEXT_ON_GPU = {16: 8, 4: 1, 2: 1}
 
 
 def _coarse_sizes(largest: int, max_num_seqs: int) -> list[int]:

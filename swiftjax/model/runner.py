@@ -52,7 +52,7 @@ class ModelRunner:
         state = programs.state
         pages = state.kv_cache.keys[0]
         self._num_slots = pages.shape[0] * pages.shape[2]
-        self._old_logits: dict[int, Logits] = {}  # of the last step of so many rows, to be donated
+        self._old_logits: dict[int, Logits] = {}  # by rows; to be donated
         self._no_edits: dict[int, TokenEdits] = {}  # on the device, by number of rows
         self._no_masks: dict[int, Array] = {}  # the same
         set_row = jax.jit(lambda counts, row, values: counts.at[row].set(values), donate_argnums=0)
@@ -179,7 +179,7 @@ class ModelRunner:
         self._fingerprint = None
 
     def _take_logits(self, num_rows: int) -> Logits:
-        """Those of the last step of so many rows; no other must be given them."""
+        """Those of the last step of so many rows, taken out since the next step deletes them."""
         if (old := self._old_logits.pop(num_rows, None)) is not None:
             return old
         likes = self._programs.abstract_logits(num_rows)

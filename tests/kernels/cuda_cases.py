@@ -31,7 +31,7 @@ from swiftjax.kernels import (
 from swiftjax.kernels.decode_attention import choose_decode_config
 from swiftjax.kernels.hopper_matmul import hopper_int4
 from swiftjax.kernels.ragged_attention import choose_ragged_config
-from swiftjax.kernels.rounded_rows import rows_by_kernel
+from swiftjax.kernels.rounded_rows import MOST_SCALED, rows_by_kernel
 
 
 class Case(NamedTuple):
@@ -199,15 +199,18 @@ def matmul_case(
 
 
 def rows_case(kind: str, *, num_tokens: int, hidden: int, mlp: int, dtype: Any) -> Case:
-    """Rounding of all that a layer multiplies: int8 or fp8."""
+    """Rounding of all that a layer multiplies: int8 or fp8, whose gates may be scaled too."""
     x, gate_up = (spec(num_tokens, width, dtype=dtype) for width in (hidden, 2 * mlp))
+    scales = tuple(spec(size, dtype=jnp.float32) for size in (num_tokens, 2 * mlp))
     stored = STORED[kind]
 
-    def run(x, norm, gate_up):
-        rows = (x, Normed(x=x, scale=norm, eps=1e-5), Gated(gate_up))
+    def run(x, norm, gate_up, scales):
+        rows = [x, Normed(x=x, scale=norm, eps=1e-5), Gated(gate_up)]
+        if kind == "fp8" and mlp <= MOST_SCALED:
+            rows.append(Gated(gate_up, scales))
         return [rows_by_kernel(one, stored) for one in rows]
 
-    return Case(run, (x, spec(hidden, dtype=dtype), gate_up))
+    return Case(run, (x, spec(hidden, dtype=dtype), gate_up, scales))
 
 
 def together(*cases: Case) -> Case:

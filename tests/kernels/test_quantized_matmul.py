@@ -167,7 +167,7 @@ def test_fp8_gates_of_many_tokens(dtype: str) -> None:
     packed = round_to_nearest(weights, WeightFormat(kind="fp8"))
     arrays = (jnp.asarray(x / 1024, dtype), *map(jnp.asarray, packed.values()))
     gated = fp8_gated(*arrays, implementation="triton")
-    assert (gated.scale is None) == (dtype == "float16")
+    assert (gated.scales is None) == (dtype == "float16")
     gates = (gated, *(Gated(fp8_matmul(*arrays, implementation=i)) for i in ("triton", "xla")))
     found, same, wanted = (np.asarray(plain_rows(rows), np.float64) for rows in gates)
     assert np.array_equal(found, same) and relative_error(found, wanted) < 2e-2

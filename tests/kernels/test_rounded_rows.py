@@ -51,7 +51,8 @@ def make_rows(source: str, width: int, dtype: str, num_rows: int = 5) -> Rows:
         return Gated(plain)
     if source == "scaled":
         sizes = (rng.uniform(0.2, 1, size) for size in plain.shape)
-        return Gated(plain, *(jnp.asarray(size, jnp.float32) for size in sizes))
+        of_rows, of_columns = (jnp.asarray(size, jnp.float32) for size in sizes)
+        return Gated(plain, (of_rows, of_columns))
     norm = jnp.asarray(rng.uniform(0.5, 2, width), dtype)
     return plain if source == "plain" else Normed(x=plain, scale=norm, eps=EPS)
 
@@ -63,8 +64,8 @@ def exact(rows: Rows) -> np.ndarray:
         return x / np.sqrt((x**2).mean(axis=1, keepdims=True) + rows.eps) * norm
     if isinstance(rows, Gated):
         gate_up = np.asarray(rows.gate_up, np.float64)
-        if rows.row_scale is not None and rows.scale is not None:
-            gate_up *= np.outer(rows.row_scale, rows.scale)
+        if rows.scales is not None:
+            gate_up *= np.outer(*rows.scales)
         gate, up = np.split(gate_up, 2, axis=1)
         return gate / (1 + np.exp(-gate)) * up
     return np.asarray(rows, np.float64)
@@ -121,8 +122,8 @@ def test_a_row_gives_the_same_bits_whatever_stands_beside_it(source: str) -> Non
 @pytest.mark.parametrize("dtype", UNITS)
 def test_scales_give_the_same_bits_in_the_kernel_and_before_it(dtype: str) -> None:
     late = make_rows("scaled", 577, dtype)
-    assert isinstance(late, Gated) and late.row_scale is not None and late.scale is not None
-    scaled = reference.apply_scales(late.gate_up, late.row_scale, late.scale, late.dtype)
+    assert isinstance(late, Gated) and late.scales is not None
+    scaled = reference.apply_scales(late.gate_up, *late.scales, late.dtype)
     for kind, rows in both_kinds(late).items():
         wanted = both_kinds(Gated(scaled))[kind]
         assert np.array_equal(rows.codes, wanted.codes)

@@ -112,6 +112,9 @@ def test_a_loaded_step_writes_in_place(folder: Path) -> None:
     assert all(x.is_deleted() for x in jax.tree.leaves(before))
     after = jax.tree.leaves(runner._state.kv_cache)
     assert [x.unsafe_buffer_pointer() for x in after] == places
+    places = [x.unsafe_buffer_pointer() for x in runner._old_logits[4]]
+    runner.dispatch(batch_of(DECODE, "full")).wait(4)
+    assert [x.unsafe_buffer_pointer() for x in runner._old_logits[4]] == places
 
 
 _factors = count(2)

@@ -60,8 +60,9 @@ def test_kv_cache_is_donated_and_aliased(shape: BatchShape) -> None:
     runner = tiny_runner(num_pages=64, page_size=4)
     compiled = runner.lower(shape).compile()
     cache_bytes = 64 * bytes_per_page(TINY, 4)
-    logits_bytes = shape.num_seqs * (TINY.vocab_size + 1) * 4
-    assert compiled.memory_analysis().alias_size_in_bytes == cache_bytes + logits_bytes
+    logits = jax.tree.leaves(runner._programs.abstract_logits(shape.num_seqs))
+    donated = cache_bytes + sum(like.size * like.dtype.itemsize for like in logits)
+    assert compiled.memory_analysis().alias_size_in_bytes == donated
     before = (runner._state.kv_cache, runner._state.last_tokens)
     places = [x.unsafe_buffer_pointer() for x in jax.tree.leaves(before)]
     runner.dispatch(empty_batch(shape, 64 * 4)).wait(1)
