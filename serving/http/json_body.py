@@ -108,9 +108,9 @@ def _field_error(text: str, data: bytes) -> FieldError:
 
 
 def _value_at(place: str, data: bytes) -> str:
-    """Say what stands at a place such as `messages[0].role`; nothing of a large body.
+    """Say which number stands at a place such as `messages[0].role`; nothing of a large body.
 
-    Of `logit_bias[...]`, where the dots are any name of an object, it is the object.
+    Texts may be prompts or keys, which belong in no error.
     """
     if len(data) > SMALL_BODY:
         return ""
@@ -118,7 +118,6 @@ def _value_at(place: str, data: bytes) -> str:
         value = json.loads(data)
         for name, index in _STEP.findall(place):
             value = value[int(index) if index else name]
-        return f"; it is {json.dumps(value):.80}"
     except (LookupError, TypeError, ValueError, RecursionError):
-        # What comes after the mistake may be no JSON.
-        return ""
+        return ""  # what comes after the mistake may be no JSON
+    return f"; it is {json.dumps(value):.80}" if isinstance(value, int | float) else ""

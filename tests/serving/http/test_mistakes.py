@@ -60,14 +60,15 @@ def test_b052_mistakes_are_400_and_never_a_stream(stream: bool) -> None:
     run(body)
 
 
-def test_a_wrong_value_is_told_with_its_limit() -> None:
+def test_a_wrong_number_is_told_with_its_limit_and_a_wrong_text_never() -> None:
     wrong: dict[str, Json | bytes] = {
         "temperature: expected float >= 0.0; it is -1": {"temperature": -1},
-        'max_tokens: expected int | null, got str; it is "256"': {"max_tokens": "256"},
+        "stream: expected bool | null, got int; it is 1": {"stream": 1},
+        "max_tokens: expected int | null, got str": {"max_tokens": "256"},
         "messages[0].role: expected str, got int; it is 5": {"messages": [{"role": 5}]},
         "stop[1]: expected str, got int; it is 7": {"stop": ["a", 7]},
-        'logit_bias[...]: expected float, got str; it is {"97": "a"}': {"logit_bias": {"97": "a"}},
-        "seed: expected int | null, got str": {"seed": "a" * 2**17},
+        "logit_bias[...]: expected float, got str": {"logit_bias": {"97": "a"}},
+        "seed: expected int | null, got float": b'{"seed": 1.5, "user": "%b"}' % (b"a" * 2**17),
         "n: expected int <= 16": b'{"n": 17, "messages": "\xff',
     }
 
