@@ -46,7 +46,9 @@ def is_gone(pid: int) -> bool:
 
 @tried_again_after_stalls
 def test_p5_a_killed_engine_is_unavailable_at_once_and_then_replaced() -> None:
-    with running("--apart", "--max-restarts", 1) as server, Client(server.grpc) as client:
+    # The client asks three times, which takes it a third of a second.
+    args = ("--apart", "--max-restarts", 1, "--load-seconds", 2)
+    with running(*args) as server, Client(server.grpc) as client:
         until(lambda: engine_pids(server))
         with ThreadPoolExecutor(20) as pool, server.client() as web:
             answers = [pool.submit(ask, client, 4000) for _ in range(20)]
