@@ -84,8 +84,8 @@ class Programs:
         """(params, kv_cache, last_tokens, packed, old) -> (logits, hidden or None, kv_cache).
 
         `old` are logits of an earlier step of as many rows, donated for their memory: a CUDA graph
-        whose results lie where they lay before need not be changed, which takes the host longer
-        than all the rest of a step.
+        whose results lie where they lay before need not be changed, which would be more than half
+        of the host's time for this call.
         """
         return self._get(("forward", shape), partial(self.forward_program, shape))
 

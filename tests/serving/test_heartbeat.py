@@ -81,9 +81,11 @@ def test_a_stopped_engine_is_not_serving_until_it_goes_on() -> None:
 @tried_again_after_stalls
 def test_p5_an_engine_that_stays_silent_is_killed_and_replaced() -> None:
     # The client asks three times, which takes it a third of a second: engines are slower.
-    args = ("--apart", "--max-restarts", 2, "--max-silent-seconds", 0.4, "--hang-after", 20)
-    slow = ("--load-seconds", 2)
-    with running(*args, *slow) as server, Client(server.grpc) as client, server.client() as web:
+    args = (
+        "--apart", "--max-restarts", 2, "--max-silent-seconds", 0.4, "--hang-after", 20,
+        "--load-seconds", 2,
+    )  # fmt: skip
+    with running(*args) as server, Client(server.grpc) as client, server.client() as web:
         until(lambda: engine_pids(server))
         with ThreadPoolExecutor(1) as pool:
             for num_engines, count in (1, 4000), (2, 10):
