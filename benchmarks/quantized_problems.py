@@ -18,7 +18,7 @@ from swiftjax.kernels import _triton
 from swiftjax.kernels import quantized_reference as reference
 from swiftjax.kernels.hopper_matmul import hopper_int4
 from swiftjax.kernels.hopper_work import HopperTile, possible_tiles
-from swiftjax.kernels.int4_matmul import int4_tiles
+from swiftjax.kernels.int4_matmul import choose_int4_tile, int4_tiles
 from swiftjax.kernels.narrow_matmul import narrow_matmul
 from swiftjax.kernels.quantized_matmul import MOST_TOKENS
 from swiftjax.kernels.split_k import MatmulTile
@@ -163,10 +163,9 @@ def triton_forms(problem: Problem, tokens: int) -> Forms:
 
 def triton_tiles(kind: str, problem: Problem, tokens: int) -> Iterator[MatmulTile]:
     """The chosen tile first, then others around it."""
-    chosen = choose_triton_tile(
-        tokens, problem.outputs, problem.inputs, transposed=kind in ("fp8", "w8a8")
-    )
-    yield chosen
+    numbers = (tokens, problem.outputs, problem.inputs)
+    chosen = choose_triton_tile(*numbers, transposed=kind in ("fp8", "w8a8"))
+    yield choose_int4_tile(*numbers) if kind == "int4" else chosen
     if kind == "int4":
         # Twice the outputs read the activations half as often.
         wide = _triton.Launch(num_warps=8, num_stages=3)
@@ -175,9 +174,9 @@ def triton_tiles(kind: str, problem: Problem, tokens: int) -> Iterator[MatmulTil
     # Operands of 8 bits have their own instructions only where the weights stand first.
     orders = (True,) if kind in ("fp8", "w8a8") else (False, True)
     block_ks = (128,) if kind == "int4" else (128, 256)
-    splits = (2, 4, 8) if problem.outputs < problem.inputs else (1, 2)
+    splits = (4, 8, 16) if problem.outputs < problem.inputs else (1, 2, 4)
     for order, block_n, block_k, parts, (warps, stages) in itertools.product(
-        orders, (64, 128), block_ks, splits, ((4, 3), (4, 4), (8, 3))
+        orders, (64, 128), block_ks, splits, ((2, 3), (4, 3), (4, 4))
     ):
         yield replace(
             chosen, block_n=block_n, block_k=block_k, transposed=order, splits=parts,

@@ -21,6 +21,7 @@ from swiftjax.kernels.split_k import (
     MatmulTile,
     add_parts,
     block_range,
+    choose_splits,
     choose_tile,
     load_tile,
     output_of,
@@ -41,10 +42,7 @@ def int4_tiles(
 ) -> Float[Array, "T N"]:
     """Run the Triton implementation; benchmarks pass a tile."""
     num_outputs = kernel.shape[0]
-    if tile is None:
-        # Few tokens are best as rows where one program sees the whole sum, else as columns.
-        tile = choose_tile(x.shape[0], num_outputs, x.shape[1], transposed=True)
-        tile = replace(tile, transposed=tile.block_m > 16 or tile.splits > 1)
+    tile = tile or choose_int4_tile(x.shape[0], num_outputs, x.shape[1])
     (parts,) = _triton.launch(
         partial(_kernel, tile=tile, group_size=group_size),
         [x, kernel, scale, zero],
@@ -54,6 +52,22 @@ def int4_tiles(
         knobs=tile.launch,
     )
     return add_parts(parts, x.dtype)
+
+
+def choose_int4_tile(num_tokens: int, num_outputs: int, num_inputs: int) -> MatmulTile:
+    """Pick a tile: for few tokens more and smaller programs, since each waits at every step."""
+    tile = choose_tile(num_tokens, num_outputs, num_inputs, transposed=True)
+    if tile.block_m > 32:
+        return tile
+    block_n, num_warps, per_core = (64, 2, 8) if tile.block_m == 16 else (128, 4, 4)
+    programs = -(-num_tokens // tile.block_m) * -(-num_outputs // block_n)
+    return replace(
+        tile,
+        block_n=block_n,
+        splits=choose_splits(programs, -(-num_inputs // BLOCK), per_core),
+        transposed=False,
+        launch=replace(tile.launch, num_warps=num_warps),
+    )
 
 
 def _kernel(

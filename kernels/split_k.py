@@ -40,10 +40,10 @@ class MatmulTile:
         return (-(-num_tokens // self.block_m), -(-num_outputs // self.block_n), self.splits)
 
 
-def choose_splits(programs: int, steps: int) -> int:
-    """Parts of the sum: two programs a core if that leaves four steps or more to each."""
+def choose_splits(programs: int, steps: int, per_core: int = 2) -> int:
+    """Parts of the sum: so many programs a core if that leaves four steps or more to each."""
     splits = 1
-    while programs * splits * 2 <= NUM_CORES * 2 and steps >= 8 * splits:
+    while programs * splits * 2 <= NUM_CORES * per_core and steps >= 8 * splits:
         splits *= 2
     return splits
 

@@ -6,6 +6,7 @@ what they find against it, and by `converters/dummy.py`.
 
 import functools
 import math
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -50,31 +51,50 @@ def random_params(config: ModelConfig, dtype: jnp.dtype, seed: int = 0) -> dict[
     Quantised ones have random codes and scales that give the same spread as dense ones have.
     """
     abstract = abstract_params(config, dtype)
-    params, key = {}, jax.random.key(seed)
+    key = jax.random.key(seed)
+    # The first array of each kind compiles a program: kinds are made side by side.
+    kinds: dict[tuple[Any, ...], list[tuple[np.uint32, str]]] = {}
     for i, (name, like) in enumerate(abstract.items()):
-        number = np.uint32(i)
-        if name.endswith(".kernel_scale"):
-            kernel = abstract[name.removesuffix("_scale")]
-            nibbles = 8 if kernel.dtype == jnp.int32 else 1
-            spread = CODE_SPREAD[kernel.dtype.name] * (kernel.shape[1] * nibbles) ** 0.5
-            params[name] = jnp.full(like.shape, 1 / spread, like.dtype)
-        elif name.endswith(".kernel_zero"):
-            params[name] = jnp.full(like.shape, MIDDLE_CODE, like.dtype)
-        elif name.endswith(".kernel_input_scale"):
-            params[name] = jnp.full(like.shape, INPUT_SCALE, like.dtype)
-        elif name.endswith(".kernel_order"):
-            order = jnp.arange(like.shape[0], dtype=like.dtype)
-            params[name] = jax.random.permutation(jax.random.fold_in(key, number), order)
-        elif like.dtype in (jnp.int8, jnp.int32):
-            params[name] = _codes(key, number, like.shape, like.dtype)
-        else:
-            is_fp8 = like.dtype == jnp.float8_e4m3fn
-            fan_in = like.shape[-1] if name == "embed.embedding" else like.shape[0]
-            scale = jnp.float32(1.0 if is_fp8 else fan_in**-0.5)
-            values = _normal(key, number, like.shape, scale, like.dtype)
-            is_norm = name.endswith(".scale")
-            params[name] = values + jnp.ones((), dtype) if is_norm else values
-    return params
+        kind = (like.shape, like.dtype, name.rpartition(".")[2])
+        kinds.setdefault(kind, []).append((np.uint32(i), name))
+
+    def make(named: list[tuple[np.uint32, str]]) -> dict[str, Array]:
+        return {name: _random_param(abstract, name, key, number, dtype) for number, name in named}
+
+    with ThreadPoolExecutor() as pool:
+        made = {
+            name: array for part in pool.map(make, kinds.values()) for name, array in part.items()
+        }
+    return {name: made[name] for name in abstract}
+
+
+def _random_param(
+    abstract: dict[str, jax.ShapeDtypeStruct],
+    name: str,
+    key: Array,
+    number: np.uint32,
+    dtype: jnp.dtype,
+) -> Array:
+    like = abstract[name]
+    if name.endswith(".kernel_scale"):
+        kernel = abstract[name.removesuffix("_scale")]
+        nibbles = 8 if kernel.dtype == jnp.int32 else 1
+        spread = CODE_SPREAD[kernel.dtype.name] * (kernel.shape[1] * nibbles) ** 0.5
+        return jnp.full(like.shape, 1 / spread, like.dtype)
+    if name.endswith(".kernel_zero"):
+        return jnp.full(like.shape, MIDDLE_CODE, like.dtype)
+    if name.endswith(".kernel_input_scale"):
+        return jnp.full(like.shape, INPUT_SCALE, like.dtype)
+    if name.endswith(".kernel_order"):
+        order = jnp.arange(like.shape[0], dtype=like.dtype)
+        return jax.random.permutation(jax.random.fold_in(key, number), order)
+    if like.dtype in (jnp.int8, jnp.int32):
+        return _codes(key, number, like.shape, like.dtype)
+    is_fp8 = like.dtype == jnp.float8_e4m3fn
+    fan_in = like.shape[-1] if name == "embed.embedding" else like.shape[0]
+    scale = jnp.float32(1.0 if is_fp8 else fan_in**-0.5)
+    values = _normal(key, number, like.shape, scale, like.dtype)
+    return values + jnp.ones((), dtype) if name.endswith(".scale") else values
 
 
 # One small program per shape, and one call per array.

@@ -38,7 +38,7 @@ def test_rows_are_rounded_to_the_nearest_codes(source: str, dtype: str, width: i
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("num_tokens", [1, 16, 37, 64, 300])
+@pytest.mark.parametrize("num_tokens", [1, 16, 24, 37, 64, 300])
 @pytest.mark.parametrize("kind", ["int4", *MATMULS])
 def test_products_of_a_step(kind: str, num_tokens: int) -> None:
     check_product(kind, num_tokens)

@@ -186,7 +186,7 @@ def check_product(kind: str, num_tokens: int) -> None:
     assert relative_error(matmul(rows, *arrays, implementation="triton"), wanted) < 8e-3
 
 
-@pytest.mark.parametrize("num_tokens", [1, 64])
+@pytest.mark.parametrize("num_tokens", [1, 20, 64])
 @pytest.mark.parametrize("kind", ["int4", *MATMULS])
 def test_chosen_tiles_compute_the_product(kind: str, num_tokens: int) -> None:
     check_product(kind, num_tokens)
