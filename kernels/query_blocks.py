@@ -7,7 +7,7 @@ on the mix of sequences. Used by every implementation of ragged attention but th
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Int32
+from jaxtyping import Array, Bool, Int32
 
 
 class QueryBlocks(NamedTuple):
@@ -30,9 +30,12 @@ def query_blocks(
     block_q: int,
     min_new: int = 1,
     max_new: int | None = None,
+    left_out: Bool[Array, " B"] | None = None,
     align: int = 1,
 ) -> QueryBlocks:
     """List the blocks of sequences with `min_new` to `max_new` new tokens, in token order.
+
+    None of `left_out` are among them.
 
     All of a block lies within block_q tokens from a multiple of `align` on, which divides block_q.
     A sequence, and the padding as the last one, wastes less than one block, and align - 1 tokens
@@ -47,6 +50,8 @@ def query_blocks(
     is_meant = num_new >= min_new
     if max_new is not None:
         is_meant &= num_new <= max_new
+    if left_out is not None:
+        is_meant &= ~jnp.append(left_out, False)
     in_front = starts[:-1] % align
     per_sequence = jnp.where(is_meant, (in_front + num_new + (block_q - 1)) // block_q, 0)
     ends = jnp.cumsum(per_sequence, dtype=jnp.int32)

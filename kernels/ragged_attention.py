@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
-from jaxtyping import Array, Float, Int32
+from jaxtyping import Array, Bool, Float, Int32
 
 from swiftjax.kernels import _triton, reference, xla_attention
 from swiftjax.kernels.chunk_attention import can_attend_chunks, chunk_attention
@@ -36,6 +36,7 @@ from swiftjax.kernels.paged_tile import (
 from swiftjax.kernels.prompt_attention import check_prompt_attention, prompt_attention
 from swiftjax.kernels.quantized_pages import Pages, QuantizedPages, page_arrays
 from swiftjax.kernels.query_blocks import query_blocks
+from swiftjax.kernels.single_tokens import attend_single_tokens
 from swiftjax.kernels.streams import Streams, stream_arrays
 from swiftjax.kernels.trips import Sight, Tile, make_tile, trip_ranges, visible
 
@@ -89,8 +90,9 @@ def ragged_attention(
         blocks = query_blocks(
             query_starts, context_lens, q.shape[0], BLOCK_Q, min_new=MIN_CHUNK, align=TILE_ROWS
         )
-        long = chunk_attention(*arrays[:4], blocks, scale=scale, window=window)
-        return attend(max_new=MIN_CHUNK - 1, others=long)
+        others = chunk_attention(*arrays[:4], blocks, scale=scale, window=window)
+        others, is_done = attend_single_tokens(*arrays, others, scale=scale, window=window)
+        return attend(max_new=MIN_CHUNK - 1, left_out=is_done, others=others)
     return attend()
 
 
@@ -137,12 +139,14 @@ def block_attention(
     window: int,
     streams: Streams | None,
     max_new: int | None = None,
+    left_out: Bool[Array, " B"] | None = None,
     others: Float[Array, "T N H"] | None = None,
     config: RaggedConfig | None = None,
 ) -> Float[Array, "T N H"]:
     """Run the Triton implementation; benchmarks pass a `config`.
 
-    Sequences with more than `max_new` new tokens are left out; their rows are those of `others`.
+    Sequences with more than `max_new` new tokens are left out, and those of `left_out`; their rows
+    are those of `others`.
     """
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads = k_pages.shape[1]
@@ -158,7 +162,12 @@ def block_attention(
     )
     tile = make_tile(k_pages, config.block_k, scale=scale, window=window)
     blocks = query_blocks(
-        query_starts, context_lens, num_tokens, config.rows // padded_group, max_new=max_new
+        query_starts,
+        context_lens,
+        num_tokens,
+        config.rows // padded_group,
+        max_new=max_new,
+        left_out=left_out,
     )
     one_sequence = context_lens.shape[0] == 1
     pages = [*page_arrays(k_pages), *page_arrays(v_pages)]
