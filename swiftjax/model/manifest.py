@@ -3,9 +3,12 @@
 Two conversions of the same model give the same bytes. Knows no Orbax. Used by `checkpoint`.
 """
 
+import functools
 import hashlib
 import json
+import os
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,8 +20,9 @@ from swiftjax.model.config_json import read_json_object
 from swiftjax.model_config import DTYPES
 
 FORMAT = "swiftjax"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 MANIFEST_FILE = "manifest.json"
+PIECE_BYTES = 2**26  # of a tensor, hashed by itself; part of the format
 # What parameters have: the model's dtype, or the codes, zero points and words of quantised ones.
 STORED_DTYPES = (*DTYPES, "int8", "uint8", "int32", "float8_e4m3fn")
 
@@ -38,8 +42,25 @@ class StoredParam(NamedTuple):
 
 
 def tensor_sha256(values: np.ndarray) -> str:
-    """SHA-256 of a tensor's values: C order, little-endian."""
-    return hashlib.sha256(np.ascontiguousarray(values).view(np.uint8).data).hexdigest()
+    """SHA-256 of a tensor's values: C order, little-endian.
+
+    Of more than PIECE_BYTES it is that of the digests of all pieces, which are hashed side by side:
+    a core takes 1 GB/s or less, and a table of embeddings may have that alone.
+    """
+    data = np.ascontiguousarray(values).view(np.uint8).reshape(-1).data
+    if data.nbytes <= PIECE_BYTES:
+        return hashlib.sha256(data).hexdigest()
+
+    def digest(first: int) -> bytes:
+        return hashlib.sha256(data[first : first + PIECE_BYTES]).digest()
+
+    digests = _hashing_threads().map(digest, range(0, data.nbytes, PIECE_BYTES))
+    return hashlib.sha256(b"".join(digests)).hexdigest()
+
+
+@functools.cache
+def _hashing_threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max_workers=os.cpu_count() or 1, thread_name_prefix="sha256")
 
 
 def is_ours(path: Path) -> bool:

@@ -1,5 +1,6 @@
 """The native checkpoint on disk: what is checked when it is read."""
 
+import hashlib
 import json
 import math
 import os
@@ -14,6 +15,7 @@ import pytest
 from swiftjax.converters.convert import convert
 from swiftjax.converters.load import load_checkpoint
 from swiftjax.errors import CheckpointError, UnsupportedError
+from swiftjax.model import manifest
 from swiftjax.model.checkpoint import NativeCheckpoint, is_native
 from swiftjax.model.manifest import tensor_sha256
 from tests.tiny_checkpoints import tiny_config, write_checkpoint
@@ -36,10 +38,10 @@ def test_layout(native: Path) -> None:
     assert is_native(native) and not is_native(native.parent / "hf")
     names = {path.name for path in native.iterdir()}
     assert {"config.json", "manifest.json", "params", "tokenizer.json"} <= names
-    manifest = json.loads((native / "manifest.json").read_text())
-    assert manifest["format"] == "swiftjax" and manifest["format_version"] == 2
+    written = json.loads((native / "manifest.json").read_text())
+    assert written["format"] == "swiftjax" and written["format_version"] == 3
     for name, values in NativeCheckpoint(native).read():
-        entry = manifest["params"][name]
+        entry = written["params"][name]
         assert tuple(entry["shape"]) == values.shape and entry["dtype"] == values.dtype.name
         assert entry["sha256"] == tensor_sha256(values)
 
@@ -137,7 +139,7 @@ def test_parameters_that_do_not_fit_are_all_listed(native: Path) -> None:
     ("change", "message"),
     [
         ({"format": "other"}, "format 'other'"),
-        ({"format_version": 1}, "version 1; 'swiftjax' version 2 is read: convert the model again"),
+        ({"format_version": 2}, "version 2; 'swiftjax' version 3 is read: convert the model again"),
         ({"params": 5}, "broken"),
         ({"params": {"norm.scale": {"shape": [1], "dtype": "float32"}}}, "broken.*sha256"),
         ({"params": {"x": {"shape": [0], "dtype": "float32", "sha256": "", "group": 0}}}, "'x'"),
@@ -190,3 +192,14 @@ def test_lost_files_are_named(native: Path, name: str) -> None:
     (native / name).rename(native / "elsewhere")
     with pytest.raises(CheckpointError, match="native"):
         load_checkpoint(native, dtype=None)
+
+
+def test_a_large_tensor_is_hashed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The digest of the digests, so that it depends on every byte and on their order."""
+    monkeypatch.setattr(manifest, "PIECE_BYTES", 8)
+    values = np.arange(20, dtype=np.int8).reshape(4, 5)
+    pieces = [values.tobytes()[first : first + 8] for first in (0, 8, 16)]
+    digests = [hashlib.sha256(piece).digest() for piece in pieces]
+    assert tensor_sha256(values) == hashlib.sha256(b"".join(digests)).hexdigest()
+    assert tensor_sha256(values.T) != tensor_sha256(values)
+    assert tensor_sha256(values[0, :4]) == hashlib.sha256(values.tobytes()[:4]).hexdigest()
