@@ -165,11 +165,13 @@ def triton_tiles(kind: str, problem: Problem, tokens: int) -> Iterator[MatmulTil
     """The chosen tile first, then others around it."""
     numbers = (tokens, problem.outputs, problem.inputs)
     chosen = choose_triton_tile(*numbers, transposed=kind in ("fp8", "w8a8"))
-    yield choose_int4_tile(*numbers) if kind == "int4" else chosen
+    if kind == "int4":
+        chosen = choose_int4_tile(*numbers)
+    yield chosen
     if kind == "int4":
         # Twice the outputs read the activations half as often.
         wide = _triton.Launch(num_warps=8, num_stages=3)
-        yield replace(chosen, transposed=True, block_n=256, launch=wide)
+        yield replace(chosen, transposed=True, block_n=256, launch=wide, splits=1)
         yield replace(chosen, transposed=True, block_n=256, launch=wide, splits=2)
     # Operands of 8 bits have their own instructions only where the weights stand first.
     orders = (True,) if kind in ("fp8", "w8a8") else (False, True)

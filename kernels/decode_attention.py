@@ -1,8 +1,9 @@
 """Paged decode attention: one new token per sequence over its whole cached context.
 
-Called by the model in steps where every sequence has exactly one new token. The op's meaning is
-`reference.decode_attention`. The GPU kernel splits every context over several programs (split-KV,
-as in flash-decoding) when there are too few sequences to fill the chip; a second kernel combines.
+Called by the model in steps where every sequence has exactly one new token; `split_decode` also by
+`single_tokens.py`. The op's meaning is `reference.decode_attention`. The GPU kernel splits every
+context over several programs (split-KV, as in flash-decoding) when there are too few sequences to
+fill the chip; a second kernel combines.
 """
 
 from dataclasses import dataclass

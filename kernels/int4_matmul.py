@@ -55,10 +55,11 @@ def int4_tiles(
 
 
 def choose_int4_tile(num_tokens: int, num_outputs: int, num_inputs: int) -> MatmulTile:
-    """Pick a tile: for few tokens more and smaller programs, since each waits at every step."""
+    """Pick a tile: for few tokens more programs, up to 16 smaller ones; each waits at all steps."""
     tile = choose_tile(num_tokens, num_outputs, num_inputs, transposed=True)
     if tile.block_m > 32:
         return tile
+    # A step of 8B parameters took 3.00 ms before for one row and 2.63 so, 4.38 and 4.30 for 32.
     block_n, num_warps, per_core = (64, 2, 8) if tile.block_m == 16 else (128, 4, 4)
     programs = -(-num_tokens // tile.block_m) * -(-num_outputs // block_n)
     return replace(

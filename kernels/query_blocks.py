@@ -35,11 +35,10 @@ def query_blocks(
 ) -> QueryBlocks:
     """List the blocks of sequences with `min_new` to `max_new` new tokens, in token order.
 
-    None of `left_out` are among them.
-
-    All of a block lies within block_q tokens from a multiple of `align` on, which divides block_q.
-    A sequence, and the padding as the last one, wastes less than one block, and align - 1 tokens
-    in front: (T + (B + 1) (align - 1)) // block_q + B + 1 blocks are enough for any mix.
+    Sequences of `left_out` get none. All of a block lies within block_q tokens from a multiple of
+    `align` on, which divides block_q. A sequence, and the padding as the last one, wastes less than
+    one block, and align - 1 tokens in front: (T + (B + 1) (align - 1)) // block_q + B + 1 blocks
+    are enough for any mix.
     """
     starts = jnp.append(query_starts, jnp.int32(num_tokens))
     contexts = jnp.append(context_lens, jnp.int32(0))

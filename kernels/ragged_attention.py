@@ -84,16 +84,39 @@ def ragged_attention(
         return xla_attention.ragged_attention(
             *arrays, scale=scale, window=window, streams=streams, row_invariant=row_invariant
         )
-    attend = partial(block_attention, *arrays, scale=scale, window=window, streams=streams)
-    # Bits differ between the two kernels, and which one a token meets depends on its chunk.
+    # Bits differ between the kernels; which one a token meets depends on its chunk and its row.
     if implementation == "mosaic" and not row_invariant and can_attend_chunks(q, k_pages, streams):
-        blocks = query_blocks(
-            query_starts, context_lens, q.shape[0], BLOCK_Q, min_new=MIN_CHUNK, align=TILE_ROWS
-        )
-        others = chunk_attention(*arrays[:4], blocks, scale=scale, window=window)
-        others, is_done = attend_single_tokens(*arrays, others, scale=scale, window=window)
-        return attend(max_new=MIN_CHUNK - 1, left_out=is_done, others=others)
-    return attend()
+        return _attend_by_length(*arrays, scale=scale, window=window)
+    return block_attention(*arrays, scale=scale, window=window, streams=streams)
+
+
+def _attend_by_length(
+    q: Float[Array, "T N H"],
+    k_pages: Pages,
+    v_pages: Pages,
+    page_table: Int32[Array, "B M"],
+    query_starts: Int32[Array, " B+1"],
+    context_lens: Int32[Array, " B"],
+    *,
+    scale: float,
+    window: int,
+) -> Float[Array, "T N H"]:
+    """Long chunks by Mosaic's kernel, single tokens by that of decode steps, others by Triton's."""
+    arrays = (q, k_pages, v_pages, page_table, query_starts, context_lens)
+    blocks = query_blocks(
+        query_starts, context_lens, q.shape[0], BLOCK_Q, min_new=MIN_CHUNK, align=TILE_ROWS
+    )
+    others = chunk_attention(*arrays[:4], blocks, scale=scale, window=window)
+    others, is_done = attend_single_tokens(*arrays, others, scale=scale, window=window)
+    return block_attention(
+        *arrays,
+        scale=scale,
+        window=window,
+        streams=None,
+        max_new=MIN_CHUNK - 1,
+        left_out=is_done,
+        others=others,
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

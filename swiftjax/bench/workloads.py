@@ -97,6 +97,8 @@ def measure_throughput(engine: Engine, case: Throughput, *, rounds: int = 2) -> 
 def measure_long(engine: Engine, case: Decode, peaks: Peaks | None) -> Iterator[Figure]:
     """One long prompt in chunks, then tokens: ms to the first, ms for each further one."""
     prompts = random_prompts(engine, [case.prompt_len] * case.batch)
+    chunk = engine.built.core.scheduler.config.max_num_batched_tokens
+    seconds(engine, [prompt[:chunk] for prompt in prompts], 2)  # as for W1
     first = seconds(engine, prompts, 1)
     per_token = (seconds(engine, prompts, case.num_steps + 1) - first) / case.num_steps * 1e3
     model, context = engine.built.model_config, case.prompt_len + case.num_steps // 2

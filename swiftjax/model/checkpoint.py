@@ -1,7 +1,7 @@
 """The native checkpoint: a directory with params/ (Orbax), config.json, tokenizer files, manifest.
 
-Without its manifest nothing is taken for a checkpoint. Tensors were hashed one by one and are
-verified when read. Knows no foreign format; `checkpoint_writer.py` writes what is read here.
+Without its manifest nothing is taken for a checkpoint. Every tensor has a hash and is verified
+when it is read. Knows no foreign format; `checkpoint_writer.py` writes what is read here.
 """
 
 import os

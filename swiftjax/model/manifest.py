@@ -3,7 +3,6 @@
 Two conversions of the same model give the same bytes. Knows no Orbax. Used by `checkpoint`.
 """
 
-import functools
 import hashlib
 import json
 import os
@@ -45,7 +44,7 @@ def tensor_sha256(values: np.ndarray) -> str:
     """SHA-256 of a tensor's values: C order, little-endian.
 
     Of more than PIECE_BYTES it is that of the digests of all pieces, which are hashed side by side:
-    a core takes 1 GB/s or less, and a table of embeddings may have that alone.
+    a core takes some 1 GB/s, and a table of embeddings may have that alone.
     """
     data = np.ascontiguousarray(values).view(np.uint8).reshape(-1).data
     if data.nbytes <= PIECE_BYTES:
@@ -54,13 +53,9 @@ def tensor_sha256(values: np.ndarray) -> str:
     def digest(first: int) -> bytes:
         return hashlib.sha256(data[first : first + PIECE_BYTES]).digest()
 
-    digests = _hashing_threads().map(digest, range(0, data.nbytes, PIECE_BYTES))
-    return hashlib.sha256(b"".join(digests)).hexdigest()
-
-
-@functools.cache
-def _hashing_threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max_workers=os.cpu_count() or 1, thread_name_prefix="sha256")
+    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+        digests = b"".join(pool.map(digest, range(0, data.nbytes, PIECE_BYTES)))
+    return hashlib.sha256(digests).hexdigest()
 
 
 def is_ours(path: Path) -> bool:

@@ -52,7 +52,8 @@ def random_params(config: ModelConfig, dtype: jnp.dtype, seed: int = 0) -> dict[
     """
     abstract = abstract_params(config, dtype)
     key = jax.random.key(seed)
-    # The first array of each kind compiles a program: kinds are made side by side.
+    # The first array of each kind compiles a program: kinds are made side by side, the arrays of a
+    # kind one after the other, so that nothing is compiled twice.
     kinds: dict[tuple[Any, ...], list[tuple[np.uint32, str]]] = {}
     for i, (name, like) in enumerate(abstract.items()):
         kind = (like.shape, like.dtype, name.rpartition(".")[2])

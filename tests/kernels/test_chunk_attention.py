@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from swiftjax.kernels import _mosaic, ragged_attention
+from swiftjax.kernels import _mosaic, ragged_attention, single_tokens
 from swiftjax.kernels.chunk_attention import HEAD_DIMS, can_attend_chunks
 from swiftjax.kernels.chunk_compute import LOG2_E, LOWEST, UNSEEN
 from tests.kernels.attention_case import AttentionCase, Shape, make_case, relative_error
@@ -65,6 +65,17 @@ def test_unseen_keys_weigh_nothing_however_they_are_scaled(head_dim: int) -> Non
     exact = float(np.float32(UNSEEN)) * float(scale)
     for product in (float(rounded), exact):
         assert np.exp2(product - float(highest)) == 0
+
+
+def test_a_decode_too_many_is_left_to_the_other_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(single_tokens, "MOST_SEQUENCES", 1)
+    sequences = ((3, 1), (40, 1), (9, 65))
+    shape = Shape(
+        sequences=sequences, padding=61,
+        num_kv_heads=1, group=1, head_dim=64, page_size=128, dtype="float16",
+    )  # fmt: skip
+    case = make_case(shape)
+    assert relative_error(attend(case), case.expected) <= TOLERANCE["float16"]
 
 
 def test_two_programs_share_the_work(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from swiftjax.kernels import (
     plain_rows,
     w8a8_matmul,
 )
-from swiftjax.kernels.int4_matmul import int4_tiles
+from swiftjax.kernels.int4_matmul import choose_int4_tile, int4_tiles
 from swiftjax.kernels.narrow_matmul import narrow_matmul
 from swiftjax.kernels.quantized_reference import FP8, quantize_rows
 from swiftjax.kernels.split_k import MatmulTile
@@ -175,8 +175,8 @@ def test_fp8_gates_of_many_tokens(dtype: str) -> None:
 
 
 def check_product(kind: str, num_tokens: int) -> None:
-    """What the model calls, with the tile that the kernel chooses itself."""
-    x, weights = problem(num_tokens, 576, 96)
+    """What the model calls, with the tile that the kernel chooses itself; int4 in four parts."""
+    x, weights = problem(num_tokens, 2112 if kind == "int4" else 576, 96)
     group = 64 if kind == "int4" else 0
     form = WeightFormat(kind=kind, group_size=group)  # type: ignore[arg-type]
     arrays = [jnp.asarray(values) for values in round_to_nearest(weights, form).values()]
@@ -184,6 +184,20 @@ def check_product(kind: str, num_tokens: int) -> None:
     rows = jnp.asarray(x, jnp.bfloat16)
     wanted = np.asarray(matmul(rows, *arrays, implementation="xla"), np.float64)
     assert relative_error(matmul(rows, *arrays, implementation="triton"), wanted) < 8e-3
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "splits", "sizes"),
+    [(1, (2, 16, 8, 8), (64, 2, False)), (16, (2, 16, 8, 8), (64, 2, False)),
+     (17, (2, 16, 8, 8), (128, 4, False)), (33, (1, 8, 4, 8), (128, 4, True))],
+)  # fmt: skip
+def test_int4_tiles_of_8b_shapes(
+    num_tokens: int, splits: tuple[int, ...], sizes: tuple[int, int, bool]
+) -> None:
+    shapes = ((28672, 4096), (4096, 14336), (6144, 4096), (4096, 4096))
+    tiles = [choose_int4_tile(num_tokens, *shape) for shape in shapes]
+    assert tuple(tile.splits for tile in tiles) == splits
+    assert {(t.block_n, t.launch.num_warps, t.transposed) for t in tiles} == {sizes}
 
 
 @pytest.mark.parametrize("num_tokens", [1, 20, 64])

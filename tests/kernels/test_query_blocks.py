@@ -14,9 +14,10 @@ NUM_SEQS, NUM_TOKENS = 5, 160
 
 
 @functools.cache
-def compiled(block_q: int, min_new: int, align: int):
-    def run(starts: jax.Array, contexts: jax.Array) -> QueryBlocks:
-        return query_blocks(starts, contexts, NUM_TOKENS, block_q, min_new, align=align)
+def compiled(block_q: int, min_new: int, max_new: int | None, align: int):
+    def run(starts: jax.Array, contexts: jax.Array, left_out: jax.Array) -> QueryBlocks:
+        limits = {"min_new": min_new, "max_new": max_new, "left_out": left_out}
+        return query_blocks(starts, contexts, NUM_TOKENS, block_q, align=align, **limits)
 
     return jax.jit(run)
 
@@ -25,25 +26,36 @@ def compiled(block_q: int, min_new: int, align: int):
 @given(
     st.lists(st.integers(0, 2) | st.integers(0, 32), min_size=NUM_SEQS, max_size=NUM_SEQS),
     st.sampled_from([(1, 1), (4, 1), (16, 1), (4, 4), (16, 8)]),
-    st.sampled_from([1, 2]),
+    st.sampled_from([(1, None), (2, None), (1, 20)]),
+    st.lists(st.booleans(), min_size=NUM_SEQS, max_size=NUM_SEQS),
 )
 def test_blocks_cover_each_token_once(
-    new_lens: list[int], sizes: tuple[int, int], min_new: int
+    new_lens: list[int],
+    sizes: tuple[int, int],
+    limits: tuple[int, int | None],
+    left_out: list[bool],
 ) -> None:
-    block_q, align = sizes
+    (block_q, align), (min_new, max_new) = sizes, limits
     starts = np.concatenate([[0], np.cumsum(new_lens)]).astype(np.int32)
     contexts = np.asarray(new_lens, np.int32) + 100
-    arrays = compiled(block_q, min_new, align)(jnp.asarray(starts), jnp.asarray(contexts))
+    run = compiled(block_q, min_new, max_new, align)
+    arrays = run(*map(jnp.asarray, (starts, contexts, np.array(left_out))))
     blocks = QueryBlocks(*map(np.asarray, arrays))
     covered, positions = np.zeros(NUM_TOKENS, int), np.full(NUM_TOKENS, -1)
     for i, (first, end) in enumerate(zip(blocks.first, blocks.end, strict=True)):
-        assert (end > first) == (i < blocks.count)
+        is_padding = blocks.sequence[i] == NUM_SEQS
+        assert is_padding or (end > first) == (i < blocks.count)
         assert end - first // align * align <= block_q
         covered[first:end] += 1
         positions[first:end] = blocks.position[i] + np.arange(end - first)
     padding = NUM_TOKENS - sum(new_lens)
-    lens = [*new_lens, padding]
-    assert covered.tolist() == [int(new >= min_new) for new in lens for _ in range(new)]
-    expected = [100 + t if new >= min_new else -1 for new in new_lens for t in range(new)]
+    most = NUM_TOKENS if max_new is None else max_new
+    lens = [
+        (new, min_new <= new <= most and not out)
+        for new, out in zip(new_lens, left_out, strict=True)
+    ]
+    padded = [*lens, (padding, True)]  # whose rows are zeros in any case
+    assert covered.tolist() == [int(is_meant) for new, is_meant in padded for _ in range(new)]
+    expected = [100 + t if is_meant else -1 for new, is_meant in lens for t in range(new)]
     assert positions[: len(expected)].tolist() == expected
     assert (positions[len(expected) :] < 0).all()
