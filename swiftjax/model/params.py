@@ -5,6 +5,7 @@ what they find against it, and by `converters/dummy.py`.
 """
 
 import functools
+import itertools
 import math
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -59,13 +60,11 @@ def random_params(config: ModelConfig, dtype: jnp.dtype, seed: int = 0) -> dict[
         kind = (like.shape, like.dtype, name.rpartition(".")[2])
         kinds.setdefault(kind, []).append((np.uint32(i), name))
 
-    def make(named: list[tuple[np.uint32, str]]) -> dict[str, Array]:
-        return {name: _random_param(abstract, name, key, number, dtype) for number, name in named}
+    def make(named: list[tuple[np.uint32, str]]) -> list[tuple[str, Array]]:
+        return [(name, _random_param(abstract, name, key, number, dtype)) for number, name in named]
 
     with ThreadPoolExecutor() as pool:
-        made = {
-            name: array for part in pool.map(make, kinds.values()) for name, array in part.items()
-        }
+        made = dict(itertools.chain.from_iterable(pool.map(make, kinds.values())))
     return {name: made[name] for name in abstract}
 
 
