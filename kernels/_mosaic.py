@@ -66,6 +66,30 @@ def num_multiprocessors() -> int:
     return getattr(jax.devices()[0], "core_count", NUM_MULTIPROCESSORS)
 
 
+def known_cluster(size: int) -> int:
+    """Programs that a cluster of `size` is here: the simulation of jax 0.10 knows no clusters."""
+    return 1 if _triton.is_interpreted() else size
+
+
+def number_in_cluster(size: int) -> Any:
+    """Which of the programs of a cluster this is."""
+    return 0 if size == 1 else lax.axis_index("neighbour")
+
+
+def cluster_barrier(size: int, *, num_arrivals: int, num_barriers: int) -> Any:
+    """Barriers at which all programs of a cluster arrive; each waits at its own."""
+    if size == 1:
+        return Barrier(num_arrivals=num_arrivals, num_barriers=num_barriers)
+    return plgpu.ClusterBarrier(
+        collective_axes=("neighbour",), num_arrivals=num_arrivals, num_barriers=num_barriers
+    )
+
+
+def copy_in_cluster(size: int, source: Any, target: Any, barrier: Any) -> None:
+    """Copy the same into all programs of a cluster, each of which brings a part of it."""
+    copy_in(source, target, barrier, collective_axes=None if size == 1 else "neighbour")
+
+
 def matrix(x: jax.Array) -> jax.Array:
     """Lay a matrix out over a warpgroup's registers as its products are."""
     return x if _triton.is_interpreted() else plgpu.layout_cast(x, plgpu.Layout.WGMMA)
@@ -103,10 +127,24 @@ def product(a: Any, b: Any, meanwhile: Callable[[], None]) -> jax.Array:
 
 
 def load_column(ref: Any) -> jax.Array:
-    """Load one number for each row of a matrix, from plain shared memory."""
+    """Load one number for each row of a matrix, from plain shared or device memory."""
     if _triton.is_interpreted():
         return ref[...]
     return plgpu.load(ref, *NO_INDEX, layout=plgpu.Layout.WGMMA.reduce(1), optimized=False)
+
+
+def load_row(ref: Any) -> jax.Array:
+    """Load one number for each column of a matrix, from shared or device memory."""
+    if _triton.is_interpreted():
+        return ref[...]
+    return plgpu.load(ref, *NO_INDEX, layout=plgpu.Layout.WGMMA.reduce(0), optimized=False)
+
+
+def load_matrix(ref: Any) -> jax.Array:
+    """Load a matrix from device memory, laid out as products are."""
+    if _triton.is_interpreted():
+        return ref[...]
+    return plgpu.load(ref, *NO_INDEX, layout=plgpu.Layout.WGMMA, optimized=False)
 
 
 def store_transposed(ref: Any, x: jax.Array) -> None:
@@ -155,6 +193,47 @@ def add_up_trips(
     return add_up(shape, lambda add: pl.loop(begin, end)(lambda number: trip(number, add)))
 
 
+AddShared = Callable[[int, Any, Any], None]
+
+
+def add_up_shared(
+    shape: tuple[int, int], trips: int, trip: Callable[[Any, AddShared], None], *, turned: bool
+) -> jax.Array:
+    """Sum up products [R C] in float32, of operands that are both in shared memory.
+
+    `trip(number, add)` calls `add(first, a, b)`: to the columns from the `first` on goes a [R S]
+    times b [S c], or b [c S] transposed if it is `turned`. The tensor cores may still work on it
+    when that returns: see `wait_products`.
+    """
+    if _triton.is_interpreted():
+
+        def simulated(number: Any, sums: jax.Array) -> jax.Array:
+            parts = [sums]
+
+            def add(first: int, a: Any, b: Any) -> None:
+                factor = b[...].T if turned else b[...]
+                part = jnp.dot(a[...], factor, preferred_element_type=jnp.float32)
+                rest = shape[1] - first - part.shape[1]
+                parts.append(jnp.pad(part, ((0, 0), (first, rest))))
+
+            trip(number, add)
+            return functools.reduce(jnp.add, parts)
+
+        return lax.fori_loop(0, trips, simulated, jnp.zeros(shape, jnp.float32))
+
+    def scoped(sums: Any) -> jax.Array:
+        def add(first: int, a: Any, b: Any) -> None:
+            factor = b.transpose((1, 0)) if turned else b
+            count = factor.shape[1]
+            columns = sums if count == shape[1] else sums.at[:, pl.ds(first, count)]
+            plgpu.wgmma(columns, a, factor)
+
+        pl.loop(0, trips)(lambda number: trip(number, add))
+        return sums[...]
+
+    return pl.run_scoped(scoped, plgpu.WGMMAAccumulatorRef(shape, jnp.float32))
+
+
 def _simulated_sum(sums: jax.Array, run: Callable[[Add], None]) -> jax.Array:
     parts = [sums]
 
@@ -183,10 +262,12 @@ def launch(
     scratch: Sequence[Any],
     num_programs: int,
     num_warpgroups: int,
+    cluster: int = 1,
 ) -> jax.Array:
     """Run `kernel(*argument_refs, output_ref, *scratch_refs)` in every program.
 
-    `jax.lax.axis_index` tells a "program" and a "warpgroup" their numbers.
+    `jax.lax.axis_index` tells a "program" and a "warpgroup" their numbers. Of programs in clusters
+    that is the cluster's, and "neighbour" the number in it.
     """
 
     def body(*refs: Any) -> None:
@@ -204,6 +285,7 @@ def launch(
         compiler_params=plgpu.CompilerParams(
             approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Lane
         ),
+        **({} if cluster == 1 else {"cluster": (cluster,), "cluster_names": ("neighbour",)}),
         **_simulation(),
     )(*arguments)
 

@@ -13,9 +13,11 @@ from jaxtyping import Array, Float, Float32, Int8, Int32, Num, UInt8
 
 from swiftjax.kernels import _triton
 from swiftjax.kernels import quantized_reference as reference
+from swiftjax.kernels.dense_matmul import dense_matmul
 from swiftjax.kernels.hopper_matmul import int4_step, knows_int4_step
 from swiftjax.kernels.implementation import Implementation, choose_implementation, runs_triton
 from swiftjax.kernels.int4_matmul import int4_tiles
+from swiftjax.kernels.matmul import runs_dense
 from swiftjax.kernels.narrow_matmul import narrow_matmul
 from swiftjax.kernels.rounded_rows import MOST_SCALED, Gated, Rows, plain_rows, round_rows
 from swiftjax.kernels.written_out import multiply_written_out
@@ -82,15 +84,22 @@ def fp8_matmul(
     x: Rows,
     kernel: Float[Array, "N K"],
     scale: Float32[Array, " N"],
+    residual: Float[Array, "T N"] | None = None,
     *,
     implementation: Implementation | None = None,
 ) -> Float[Array, "T N"]:
-    """e4m3 weights times e4m3 activations; every token gets its scale here.
+    """e4m3 weights times e4m3 activations, which get a scale per token, added to a residual.
 
     GPUs of a compute capability under 8.9 have no such products and are left to XLA.
     """
     rows = round_rows(x, reference.FP8, implementation=implementation)
-    return _multiply_fp8(rows, kernel, scale, x.dtype, implementation)
+    if x.dtype == jnp.bfloat16 and runs_dense(rows.codes, kernel.shape[0], implementation):
+        scales = rows.scale, scale
+        return dense_matmul(
+            rows.codes, kernel, residual=residual, scales=scales, outputs_first=True
+        )
+    product = _multiply_fp8(rows, kernel, scale, x.dtype, implementation)
+    return product if residual is None else residual + product
 
 
 def fp8_gated(

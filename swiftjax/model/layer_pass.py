@@ -112,6 +112,11 @@ class _Tap:
         self.seen.append(kernels.plain_rows(x))
         return self.projection(x, implementation)
 
+    def added(
+        self, residual: Array, x: kernels.Rows, implementation: kernels.Implementation
+    ) -> Array:
+        return residual + self(x, implementation)
+
     def gated(self, x: kernels.Rows, implementation: kernels.Implementation) -> kernels.Gated:
         return kernels.Gated(self(x, implementation))
 

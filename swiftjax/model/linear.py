@@ -1,5 +1,7 @@
 """The one place where projections happen: y = x @ kernel (+ bias), kernels stored [in, out].
 
+A projection also does what follows it, where that is the same kernel's work: see `added`, `gated`.
+
 Quantised formats are further parameter forms: a packed kernel stored [out, in], its scales, and
 for int4 its zero points and, where the file had one, the order of its inputs. `quantization.py`
 says what formats there are, `kernels` multiplies.
@@ -8,16 +10,10 @@ says what formats there are, `kernels` multiplies.
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax import lax
 from jaxtyping import Array, Float
 
 from swiftjax import kernels
 from swiftjax.quantization import WeightFormat
-
-
-def dot_precision(dtype: jnp.dtype) -> lax.Precision:
-    """Full float32 for float32: a GPU's default is TF32, which keeps 10 bits of each factor."""
-    return lax.Precision.HIGHEST if dtype == jnp.float32 else lax.Precision.DEFAULT
 
 
 def packed_params(form: WeightFormat, in_dim: int, out_dim: int) -> dict[str, jax.ShapeDtypeStruct]:
@@ -71,22 +67,49 @@ class Linear(nnx.Module):
         self, x: kernels.Rows, implementation: kernels.Implementation | None = None
     ) -> Float[Array, "T out"]:
         """Project every row; `implementation` None is the platform's own."""
-        if self.form is None:
-            x = kernels.plain_rows(x)
-            y = jnp.dot(x, self.kernel[...], precision=dot_precision(x.dtype))
-        else:
-            y = self._quantized(x, self.form, implementation)
+        y = self._product(x, None, implementation)
         return y if self.bias is None else y + self.bias[...][None, :]
+
+    def added(
+        self,
+        residual: Float[Array, "T out"],
+        x: kernels.Rows,
+        implementation: kernels.Implementation | None = None,
+    ) -> Float[Array, "T out"]:
+        """Project every row and add it to a residual."""
+        if self.bias is None:
+            return self._product(x, residual, implementation)
+        return residual + self(x, implementation)
 
     def gated(
         self, x: kernels.Rows, implementation: kernels.Implementation | None = None
-    ) -> kernels.Gated:
-        """Project every row to gates and ups, for the projection that follows."""
-        if self.form is None or self.form.kind != "fp8" or self.bias is not None:
+    ) -> kernels.Rows:
+        """Project every row to gates and ups: silu(gate) * up, for the projection that follows."""
+        kind = None if self.form is None else self.form.kind
+        if self.bias is not None or kind not in (None, "fp8"):
             return kernels.Gated(self(x, implementation))
-        assert self.kernel_scale is not None
+        if self.kernel_scale is None:
+            rows = kernels.plain_rows(x)
+            return kernels.gated_matmul(rows, self.kernel[...], implementation=implementation)
         kernel, scale = self.kernel[...], self.kernel_scale[...]
         return kernels.fp8_gated(x, kernel, scale, implementation=implementation)
+
+    def _product(
+        self,
+        x: kernels.Rows,
+        residual: Float[Array, "T out"] | None,
+        implementation: kernels.Implementation | None,
+    ) -> Float[Array, "T out"]:
+        kernel = self.kernel[...]
+        if self.form is None:
+            rows = kernels.plain_rows(x)
+            return kernels.matmul(rows, kernel, residual, implementation=implementation)
+        if self.form.kind == "fp8":
+            assert self.kernel_scale is not None
+            scale = self.kernel_scale[...]
+            return kernels.fp8_matmul(x, kernel, scale, residual, implementation=implementation)
+        product = self._quantized(x, self.form, implementation)
+        return product if residual is None else residual + product
 
     def _quantized(
         self,
@@ -96,8 +119,6 @@ class Linear(nnx.Module):
     ) -> Float[Array, "T out"]:
         assert self.kernel_scale is not None
         kernel, scale = self.kernel[...], self.kernel_scale[...]
-        if form.kind == "fp8":
-            return kernels.fp8_matmul(x, kernel, scale, implementation=implementation)
         if form.kind == "w8a8":
             static = None if self.kernel_input_scale is None else self.kernel_input_scale[...]
             return kernels.w8a8_matmul(x, kernel, scale, static, implementation=implementation)

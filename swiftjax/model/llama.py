@@ -19,7 +19,7 @@ from swiftjax import kernels
 from swiftjax.batch import Batch
 from swiftjax.model.kv_cache import KVCache
 from swiftjax.model.layer_inputs import LayerInputs, layer_inputs
-from swiftjax.model.linear import Linear, dot_precision
+from swiftjax.model.linear import Linear
 from swiftjax.model.rope import RopeTable
 from swiftjax.model_config import ModelConfig
 
@@ -62,12 +62,13 @@ class Attention(nnx.Module):
 
     def __call__(
         self,
+        residual: Float[Array, "T D"],
         x: kernels.Rows,
         keys: kernels.Pages,
         values: kernels.Pages,
         inputs: LayerInputs,
     ) -> tuple[Float[Array, "T D"], kernels.Pages, kernels.Pages]:
-        """Write the new keys and values to their pages, then attend."""
+        """Write the new keys and values to their pages, then attend, and add it to a residual."""
         with jax.named_scope("qkv"):
             qkv = self.qkv(x, inputs.implementation)
         with jax.named_scope("rope"):
@@ -85,8 +86,8 @@ class Attention(nnx.Module):
             )
         with jax.named_scope("attention"):
             out = self._attend(q, keys, values, inputs)
-        out = self.output(out.reshape(out.shape[0], -1), inputs.implementation)
-        return out, keys, values
+        rows = out.reshape(out.shape[0], -1)
+        return self.output.added(residual, rows, inputs.implementation), keys, values
 
     def _attend(
         self,
@@ -140,10 +141,13 @@ class MLP(nnx.Module):
         self.down = linear(f, d, form=config.weight_format(f"{name}.down"))
 
     def __call__(
-        self, x: kernels.Rows, implementation: kernels.Implementation
+        self,
+        residual: Float[Array, "T D"],
+        x: kernels.Rows,
+        implementation: kernels.Implementation,
     ) -> Float[Array, "T D"]:
-        """down(silu(gate(x)) * up(x))."""
-        return self.down(self.gate_up.gated(x, implementation), implementation)
+        """residual + down(silu(gate(x)) * up(x))."""
+        return self.down.added(residual, self.gate_up.gated(x, implementation), implementation)
 
 
 class Block(nnx.Module):
@@ -166,10 +170,9 @@ class Block(nnx.Module):
         inputs: LayerInputs,
     ) -> tuple[Float[Array, "T D"], kernels.Pages, kernels.Pages]:
         """Attention and MLP, each with a residual."""
-        y, keys, values = self.attention(self.attention_norm.lazy(x), keys, values, inputs)
-        x = x + y
+        x, keys, values = self.attention(x, self.attention_norm.lazy(x), keys, values, inputs)
         with jax.named_scope("mlp"):
-            return x + self.mlp(self.mlp_norm.lazy(x), inputs.implementation), keys, values
+            return self.mlp(x, self.mlp_norm.lazy(x), inputs.implementation), keys, values
 
 
 # Layers of equal structure are traced and lowered once, not 32 times; the compiler inlines them.
@@ -239,6 +242,6 @@ class Llama(nnx.Module):
                     hidden,
                     self.embed.embedding[...],
                     contract_d,
-                    precision=dot_precision(hidden.dtype),
+                    precision=kernels.dot_precision(hidden.dtype),
                 )
             return self.head(hidden, implementation)

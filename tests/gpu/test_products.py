@@ -9,8 +9,11 @@ import pytest
 
 from swiftjax import kernels
 from swiftjax.kernels import _triton
+from swiftjax.kernels.dense_matmul import dense_matmul
+from swiftjax.kernels.dense_work import ROUND_US, DenseTile
 from swiftjax.kernels.hopper_matmul import hopper_int4
 from swiftjax.kernels.hopper_work import HopperTile
+from tests.kernels.test_dense_matmul import FOLLOWING, make_product
 from tests.kernels.test_hopper_matmul import (
     SHAPES,
     dense_int4,
@@ -77,3 +80,44 @@ def test_tiles_on_hopper_equal_dense(tokens: int, rows_of: int, group_size: int)
         tile = HopperTile(tokens=tokens, rows=rows_of, splits=splits, scales_late=late)
         run = jax.jit(partial(hopper_int4, group_size=group_size, tile=tile))
         assert worst_row(run(x, *weights), x, wanted) < 5e-3, tile
+
+
+DENSE_DTYPES = ("bfloat16", "float16", "float8_e4m3fn")
+DENSE_TILES = [DenseTile(warpgroups=w, columns=columns) for w, columns in ROUND_US]
+
+
+@pytest.mark.skipif(_triton.capability() != _triton.HOPPER, reason="needs a Hopper GPU")
+@pytest.mark.parametrize("following", FOLLOWING)
+@pytest.mark.parametrize("dtype", DENSE_DTYPES)
+def test_dense_products_equal_float64(dtype: str, following: str) -> None:
+    """More tiles than multiprocessors, more pieces than stages; all tiles give the same bits."""
+    product = make_product(512, 2048, 16384, following, np.dtype(dtype))
+    found = []
+    for tile in DENSE_TILES:
+        run = jax.jit(partial(dense_matmul, gated=following == "gated", tile=tile,
+                              outputs_first=bool(product.options["outputs_first"])))  # fmt: skip
+        arrays = {name: product.options[name] for name in ("residual", "scales")}
+        got = run(product.x, product.kernel, **arrays)
+        assert product.error(got) < 5e-3, tile
+        found.append(np.asarray(got))
+        np.testing.assert_array_equal(found[0], run(product.x, product.kernel, **arrays))
+    for other in found[1:]:
+        np.testing.assert_array_equal(found[0], other)
+
+
+@pytest.mark.skipif(_triton.capability() != _triton.HOPPER, reason="needs a Hopper GPU")
+@pytest.mark.parametrize("dtype", DENSE_DTYPES)
+def test_a_row_of_a_dense_product_is_the_same_among_others(dtype: str) -> None:
+    product = make_product(1024, 4096, 4096, "nothing", np.dtype(dtype))
+    whole, *parts = (
+        jax.jit(partial(dense_matmul, outputs_first=bool(product.options["outputs_first"])))(
+            product.x[rows],
+            product.kernel,
+            scales=None
+            if product.options["scales"] is None
+            else (product.options["scales"][0][rows], product.options["scales"][1]),
+        )
+        for rows in (slice(None), slice(0, 256), slice(256, 384), slice(512, 1024))
+    )
+    together = np.concatenate([whole[:256], whole[256:384], whole[512:]])
+    np.testing.assert_array_equal(together, np.concatenate(parts))

@@ -25,6 +25,7 @@ from tests.kernels.cuda_cases import (
     Model,
     decode_case,
     decode_estimate,
+    dense_case,
     matmul_case,
     ragged_case,
     ragged_estimate,
@@ -141,6 +142,17 @@ def product_cases() -> dict[str, Case]:
     }
 
 
+def dense_cases() -> dict[str, Case]:
+    """Products of many tokens on Hopper, with all that may follow them, for each tile."""
+    cases = {
+        "bf16, gated": ("bfloat16", 1024, (4096, 28672), "gated"),
+        "bf16, residual": ("bfloat16", 2048, (4096, 4096), "residual"),
+        "bf16, few tokens": ("bfloat16", 256, (4096, 4096), "residual"),
+        "fp8": ("float8_e4m3fn", 512, (14336, 4096), "residual"),
+    }
+    return {name: dense_case(*numbers) for name, numbers in cases.items()}
+
+
 def main(path: Path) -> None:
     """Compile everything."""
     found: dict[str, list[dict[str, object]]] = {}
@@ -153,7 +165,7 @@ def main(path: Path) -> None:
             TARGETS[gpu], case.run, *case.specs, donate=donate, options=options
         ).kernels
         found[f"{gpu} {name}"] = [dataclasses.asdict(kernel) for kernel in kernels]
-    for name, case in (chunk_cases() | product_cases()).items():
+    for name, case in (chunk_cases() | product_cases() | dense_cases()).items():
         print("mosaic", name, flush=True)
         used = compile_for(TARGETS["h200"], case.run, *case.specs).mosaic
         found[f"mosaic {name}"] = [{"registers": r, "spilled": s} for r, s in used]

@@ -29,6 +29,7 @@ from swiftjax.kernels import (
     write_kv,
 )
 from swiftjax.kernels.decode_attention import choose_decode_config
+from swiftjax.kernels.dense_matmul import dense_matmul
 from swiftjax.kernels.hopper_matmul import hopper_int4
 from swiftjax.kernels.ragged_attention import choose_ragged_config
 from swiftjax.kernels.rounded_rows import MOST_SCALED, rows_by_kernel
@@ -196,6 +197,24 @@ def matmul_case(
     stored = jnp.float8_e4m3fn if kind == "fp8" else jnp.int8
     run = partial(matmul, implementation="triton")
     return Case(run, (x, spec(outputs, inputs, dtype=stored), per_output))
+
+
+def dense_case(stored: str, num_tokens: int, shape: tuple[int, int], following: str) -> Case:
+    """A product of many tokens by Mosaic's kernel: inputs and outputs, and what follows."""
+    (inputs, outputs), dtype = shape, jnp.dtype(stored)
+    is_narrow, is_gated = dtype.itemsize == 1, following == "gated"
+    kernel = spec(*((outputs, inputs) if is_narrow else (inputs, outputs)), dtype=dtype)
+    scales = [spec(size, dtype=jnp.float32) for size in (num_tokens, outputs)]
+    residual = spec(num_tokens, outputs, dtype=jnp.bfloat16)
+
+    def run(x, kernel, *rest):
+        given, options = list(rest), {"gated": is_gated, "outputs_first": is_narrow}
+        scales = (given.pop(0), given.pop(0)) if is_narrow else None
+        residual = given.pop() if given else None
+        return dense_matmul(x, kernel, residual=residual, scales=scales, **options)
+
+    rest = (scales if is_narrow else []) + ([residual] if following == "residual" else [])
+    return Case(run, (spec(num_tokens, inputs, dtype=dtype), kernel, *rest))
 
 
 def rows_case(kind: str, *, num_tokens: int, hidden: int, mlp: int, dtype: Any) -> Case:

@@ -16,7 +16,13 @@ import pytest
 from benchmarks.deviceless import settings
 from benchmarks.gpu_targets import TARGETS
 from tests.environments import ROOT, programs_of
-from tests.kernels.compile_cases import cases_of, chunk_cases, estimates, product_cases
+from tests.kernels.compile_cases import (
+    cases_of,
+    chunk_cases,
+    dense_cases,
+    estimates,
+    product_cases,
+)
 
 # The plugin with XLA and Triton in it, and ptxas: no library that only running needs.
 PLUGIN = (
@@ -83,6 +89,12 @@ def test_mosaic_kernels_keep_their_state_in_registers(compiled: Any, name: str) 
     (kernel,) = compiled[f"mosaic {name}"]
     # A third each; the computing warpgroups then take what the loading one gives back.
     assert kernel == {"registers": 168, "spilled": 0}
+
+
+@pytest.mark.parametrize("name", dense_cases())
+def test_dense_products_keep_their_sums_in_registers(compiled: Any, name: str) -> None:
+    (kernel,) = compiled[f"mosaic {name}"]
+    assert kernel["spilled"] == 0
 
 
 @pytest.mark.parametrize("step", KERNELS_A_LAYER)

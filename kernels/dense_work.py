@@ -1,0 +1,172 @@
+"""What a program of `dense_matmul.py` works on: its tiles, its memory, and when it is worth it.
+
+Traced inside the kernel, by all warpgroups alike; knows no products. The times are of an H200
+(benchmarks/NOTES.md).
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+
+from swiftjax.kernels import _mosaic
+from swiftjax.kernels.split_k import NUM_CORES
+
+ROWS = 64  # tokens of a warpgroup, which are those of an instruction
+PIECE_BYTES = 128  # of a row, that are multiplied together
+STORED = 64  # columns that a warpgroup stores at once
+CLUSTER = 2  # programs that share their weights: each loads a half for both
+NEIGHBOURS = 8  # tiles of tokens that share weights while these are in the L2
+SHARED_BYTES = 224 * 1024  # of 227: barriers and what alignment wastes need the rest
+
+# Microseconds of a round of tiles over rows of 8 KiB, by warpgroups and columns, and of a launch.
+ROUND_US, LAUNCH_US = {(2, 256): 42.0, (2, 128): 23.0, (1, 128): 14.5}, 8.0
+ROUND_BYTES = 8192
+# XLA's product leaves a pass for gates; it is slower than ours where a round is nearly full.
+LEAST_FULL = 0.9
+# Beyond so many tokens XLA's products are as fast, and below its sums over many inputs in parts.
+MOST_TOKENS = 2048
+
+Ref = Any
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DenseTile:
+    """Size of a tile."""
+
+    warpgroups: int  # that compute, ROWS tokens each
+    columns: int
+
+    @property
+    def rows(self) -> int:
+        """Tokens of the tile."""
+        return self.warpgroups * ROWS
+
+    @property
+    def stages(self) -> int:
+        """Pieces of tokens and weights for which there is shared memory."""
+        stored = self.warpgroups * 2 * ROWS * STORED * 2
+        return (SHARED_BYTES - stored) // ((self.rows + self.columns) * PIECE_BYTES)
+
+    def fits(self, num_tokens: int, num_outputs: int) -> bool:
+        """Whether tiles fill the product, a cluster of them at a time."""
+        return num_tokens % (CLUSTER * self.rows) == 0 and num_outputs % self.columns == 0
+
+    def fullness(self, num_tokens: int, num_outputs: int) -> float:
+        """How much of all rounds is work."""
+        return self._rounds(num_tokens, num_outputs) / self._whole_rounds(num_tokens, num_outputs)
+
+    def microseconds(self, num_tokens: int, row_bytes: int, num_outputs: int) -> float:
+        """About how long a product takes."""
+        a_round = ROUND_US[self.warpgroups, self.columns] * row_bytes / ROUND_BYTES
+        return LAUNCH_US + self._whole_rounds(num_tokens, num_outputs) * a_round
+
+    def _rounds(self, num_tokens: int, num_outputs: int) -> float:
+        return (num_tokens // self.rows) * (num_outputs // self.columns) / NUM_CORES
+
+    def _whole_rounds(self, num_tokens: int, num_outputs: int) -> int:
+        tiles = (num_tokens // self.rows) * (num_outputs // self.columns)
+        return -(-tiles // NUM_CORES)
+
+
+def choose_dense_tile(
+    num_tokens: int, row_bytes: int, num_outputs: int, *, gated: bool = False
+) -> DenseTile | None:
+    """The tile that should be fastest; None where no tile fills the product."""
+    if row_bytes % PIECE_BYTES:
+        return None
+    tiles = [DenseTile(warpgroups=w, columns=columns) for w, columns in ROUND_US]
+    if gated:  # in parts: narrow ones of them would read tokens too often
+        tiles = [tile for tile in tiles if tile.columns == max(c for _, c in ROUND_US)]
+    return min(
+        (tile for tile in tiles if tile.fits(num_tokens, num_outputs)),
+        key=lambda tile: tile.microseconds(num_tokens, row_bytes, num_outputs),
+        default=None,
+    )
+
+
+class Plan(NamedTuple):
+    """What is known when the kernel is compiled."""
+
+    tile: DenseTile
+    cluster: int
+    outputs_first: bool  # weights are [N K]
+    gated: bool
+    has_residual: bool
+    is_scaled: bool
+
+    @property
+    def parts(self) -> int:
+        """Stretches of columns that a tile is made of: gates and their ups."""
+        return 2 if self.gated else 1
+
+
+class Arguments(NamedTuple):
+    """What the kernel reads in device memory, and what it writes."""
+
+    x: Ref  # [T K]
+    kernel: Ref  # [K N] or [N K]
+    residual: Ref | None  # like out
+    row_scale: Ref | None  # [T]
+    scale: Ref | None  # [N]
+    out: Ref  # [T N], of gates [T N/2]
+
+
+class Shared(NamedTuple):
+    """Shared memory of a program, and the barriers that say who may touch it."""
+
+    x: Ref  # [stages rows piece]
+    kernel: Ref  # [stages parts ...], as in device memory: piece and columns
+    stored: Ref  # [warpgroups 2 ROWS STORED]
+    are_there: Ref
+    are_free: Ref  # of both programs of a cluster
+
+
+class Program(NamedTuple):
+    """What stays the same while a program runs."""
+
+    plan: Plan
+    arguments: Arguments
+    shared: Shared
+
+    @property
+    def num_outputs(self) -> int:
+        """Columns of the product."""
+        return self.arguments.out.shape[1] * self.plan.parts
+
+    @property
+    def piece(self) -> int:
+        """Inputs that are multiplied together."""
+        return self.shared.x.shape[2]
+
+    @property
+    def num_pieces(self) -> int:
+        """Pieces of a sum."""
+        return self.arguments.x.shape[1] // self.piece
+
+    @property
+    def num_work(self) -> int:
+        """Tiles, counting those of a cluster as one."""
+        rows = self.arguments.x.shape[0] // (self.plan.cluster * self.plan.tile.rows)
+        return rows * (self.num_outputs // self.plan.tile.columns)
+
+
+class Work(NamedTuple):
+    """A tile: its first token, and the first column of each of its parts."""
+
+    token: Any
+    column: Any  # of `out`
+
+
+def take_work(program: Program, number: Any) -> Work:
+    """A tile by its number: most of those next to each other share weights, the others tokens."""
+    plan, tile = program.plan, program.plan.tile
+    columns = program.num_outputs // tile.columns
+    rows = program.num_work // columns
+    group = lax.div(number, jnp.int32(NEIGHBOURS * columns))
+    inside = number - group * (NEIGHBOURS * columns)
+    width = jnp.minimum(rows - group * NEIGHBOURS, NEIGHBOURS)
+    row = (group * NEIGHBOURS + lax.rem(inside, width)) * plan.cluster
+    row = row + _mosaic.number_in_cluster(plan.cluster)
+    return Work(token=row * tile.rows, column=lax.div(inside, width) * (tile.columns // plan.parts))
