@@ -14,7 +14,7 @@ from swiftjax.kernels.implementation import (
     check_supported,
     choose_implementation,
 )
-from swiftjax.kernels.matmul import dot_precision, gated_matmul, matmul
+from swiftjax.kernels.matmul import gated_matmul, knows_invariant, matmul
 from swiftjax.kernels.prompt_attention import check_prompt_attention
 from swiftjax.kernels.quantized_matmul import (
     fp8_gated,
@@ -44,13 +44,13 @@ __all__ = [
     "check_supported",
     "choose_implementation",
     "decode_attention",
-    "dot_precision",
     "fp8_gated",
     "fp8_matmul",
     "gated_matmul",
     "has_fp8",
     "int4_matmul",
     "int8_matmul",
+    "knows_invariant",
     "matmul",
     "packed_int4",
     "plain_rows",

@@ -15,9 +15,11 @@ from swiftjax.kernels.quantized_pages import Pages, computed_dtype
 from swiftjax.kernels.streams import Streams
 
 # mosaic: as triton, but kernels for Hopper GPUs attend over the long prompt chunks that they know,
-# and multiply 4-bit weights with some tokens
-Implementation = Literal["reference", "xla", "triton", "mosaic"]
-IMPLEMENTATIONS: tuple[Implementation, ...] = get_args(Implementation)
+# and compute products of many tokens
+# invariant: as mosaic, but the bits of a row depend on nothing else in the batch, nor on its size;
+# where `knows_invariant`, and in attention for those who ask it to be `row_invariant`
+Implementation = Literal["reference", "xla", "triton", "mosaic", "invariant"]
+IMPLEMENTATIONS: tuple[Implementation, ...] = get_args(Implementation)[:4]  # that users may choose
 
 TRITON_DTYPES = ("bfloat16", "float16", "float32")
 TRITON_HEAD_DIMS = (16, 256)
@@ -34,7 +36,7 @@ def choose_implementation(platform: str) -> Implementation:
 
 def runs_triton(implementation: Implementation) -> bool:
     """Whether everything but what Mosaic computes is a Triton kernel's work."""
-    return implementation in ("triton", "mosaic")
+    return implementation in ("triton", "mosaic", "invariant")
 
 
 def check_supported(

@@ -87,7 +87,9 @@ def ragged_attention(
     # Bits differ between the kernels; which one a token meets depends on its chunk and its row.
     if implementation == "mosaic" and not row_invariant and can_attend_chunks(q, k_pages, streams):
         return _attend_by_length(*arrays, scale=scale, window=window)
-    return block_attention(*arrays, scale=scale, window=window, streams=streams)
+    return block_attention(
+        *arrays, scale=scale, window=window, streams=streams, row_invariant=row_invariant
+    )
 
 
 def _attend_by_length(
@@ -129,13 +131,20 @@ class RaggedConfig:
 
 
 def choose_ragged_config(
-    *, num_tokens: int, num_seqs: int, group: int, width: int, itemsize: int, rotations: int = 1
+    *,
+    num_tokens: int,
+    num_seqs: int,
+    group: int,
+    width: int,
+    itemsize: int,
+    rotations: int = 1,
+    row_invariant: bool = False,
 ) -> RaggedConfig:
-    """Pick tile sizes: large query blocks only where the mean chunk is long.
+    """Pick tile sizes: large query blocks only where the mean chunk is long, and rows may differ.
 
     The numbers are those of one H200; benchmarks/NOTES.md has the trials.
     """
-    long = num_tokens >= 1024 * num_seqs
+    long = num_tokens >= 1024 * num_seqs and not row_invariant
     size = _triton.fit_shared_memory(
         _triton.TileSize(128, 64, 2) if long else _triton.TileSize(64, 64, 3),
         width=width,
@@ -164,6 +173,7 @@ def block_attention(
     max_new: int | None = None,
     left_out: Bool[Array, " B"] | None = None,
     others: Float[Array, "T N H"] | None = None,
+    row_invariant: bool = False,
     config: RaggedConfig | None = None,
 ) -> Float[Array, "T N H"]:
     """Run the Triton implementation; benchmarks pass a `config`.
@@ -182,6 +192,7 @@ def block_attention(
         width=_triton.power_of_two(head_dim),
         itemsize=q.dtype.itemsize,
         rotations=1 if streams is None else 2,
+        row_invariant=row_invariant,
     )
     tile = make_tile(k_pages, config.block_k, scale=scale, window=window)
     blocks = query_blocks(

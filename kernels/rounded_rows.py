@@ -61,8 +61,13 @@ class Gated(NamedTuple):
 Rows = Float[Array, "T K"] | Normed | Gated
 
 
-def plain_rows(rows: Rows) -> Float[Array, "T K"]:
-    """Compute rows, in plain jnp."""
+def plain_rows(rows: Rows, implementation: Implementation | None = None) -> Float[Array, "T K"]:
+    """Compute rows: in plain jnp, but for norms whose bits are not to depend on how many there are.
+
+    XLA sums up in another order for another number of rows.
+    """
+    if isinstance(rows, Normed) and implementation == "invariant":
+        return norm_by_kernel(rows)
     if isinstance(rows, Normed):
         return rms_norm(rows.x, rows.scale, rows.eps)
     if isinstance(rows, Gated):
@@ -109,6 +114,19 @@ def rows_by_kernel(rows: Rows, dtype: DTypeLike) -> RoundedRows:
     return RoundedRows(codes, scale)
 
 
+def norm_by_kernel(rows: Normed) -> Float[Array, "T K"]:
+    """Run the Triton implementation of a norm: one program a row."""
+    num_rows, width = rows.x.shape
+    return _triton.launch(
+        partial(_norm_kernel, eps=rows.eps),
+        [rows.x, rows.scale],
+        [jax.ShapeDtypeStruct(rows.x.shape, rows.x.dtype)],
+        name="norm_rows",
+        grid=(num_rows,),
+        knobs=_triton.Launch(num_warps=choose_warps(width), num_stages=1),
+    )[0]
+
+
 def choose_warps(width: int) -> int:
     """Pick warps for 16 values a thread: a row has one program, so it is its latency that counts.
 
@@ -152,6 +170,15 @@ def _kernel(*refs: Ref, read: Callable[..., Array], rounded_to: jnp.dtype) -> No
         values = _triton.round_even(values).astype(jnp.int32)
     _triton.store(codes_ref.at[row, column], values.astype(codes_ref.dtype), mask=mask)
     _triton.store(scale_ref.at[row], scale)
+
+
+def _norm_kernel(x_ref: Ref, norm_ref: Ref, out_ref: Ref, *, eps: float) -> None:
+    """Grid (T,): one row."""
+    row, width = pl.program_id(0), out_ref.shape[1]
+    column = pl_range(_triton.power_of_two(width))
+    mask = column < width
+    x = _read_normed(x_ref, norm_ref, row, column, mask, eps=eps)
+    _triton.store(out_ref.at[row, column], x.astype(out_ref.dtype), mask=mask)
 
 
 def _read_plain(x_ref: Ref, row: Array, column: Array, mask: Array) -> Array:

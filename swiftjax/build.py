@@ -27,6 +27,7 @@ from swiftjax.kernel_choice import check_prompt_attention, choose_kernels, read_
 from swiftjax.memory import GIB, MemoryPlan
 from swiftjax.model.assembly import allocate, make_programs, make_state
 from swiftjax.model.page_copies import PageCopies
+from swiftjax.model.row_invariance import knows_invariant_rows
 from swiftjax.model.runner import ModelRunner
 from swiftjax.model_config import ModelConfig
 from swiftjax.sizing import (
@@ -108,7 +109,9 @@ def build_core(
     implementation = choose_kernels(asked, model, sizes.page_size)
     check_prompt_attention(config, model, implementation)
     memory = plan_memory(config, model, sizes)
-    buckets = choose_buckets(sizes, config)
+    if config.deterministic and knows_invariant_rows(model, implementation):
+        implementation = "invariant"
+    buckets = choose_buckets(sizes, config, is_invariant=implementation == "invariant")
     runner = _load_runner(config, opened, sizes, memory, implementation, progress)
     if not (is_on_gpu() if warms_up is None else warms_up):
         runner.allocate()

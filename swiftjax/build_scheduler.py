@@ -7,7 +7,12 @@ import os
 from collections.abc import Callable
 
 from swiftjax.config import EngineConfig, SchedulerConfig, SessionLimits
-from swiftjax.engine.buckets import Buckets, make_buckets, make_single_bucket
+from swiftjax.engine.buckets import (
+    Buckets,
+    make_buckets,
+    make_mixed_buckets,
+    make_single_bucket,
+)
 from swiftjax.engine.kept_pages import KeptLimits
 from swiftjax.engine.page_pool import PagePool
 from swiftjax.engine.policies import victim_policy_for
@@ -64,8 +69,17 @@ def prefix_salt(model: ModelConfig) -> Callable[[Request], str]:
     return salt
 
 
-def choose_buckets(sizes: Sizes, config: EngineConfig) -> Buckets:
-    """The shapes that steps are padded to: one if the engine is deterministic, else several."""
+def choose_buckets(sizes: Sizes, config: EngineConfig, *, is_invariant: bool = False) -> Buckets:
+    """The shapes that steps are padded to: one if bits depend on it and may not, else several.
+
+    `is_invariant` says that they depend on a row alone.
+    """
+    if is_invariant:
+        return make_mixed_buckets(
+            max_num_seqs=sizes.max_num_seqs,
+            max_num_batched_tokens=sizes.max_num_batched_tokens,
+            max_pages=sizes.max_pages_per_seq,
+        )
     if config.deterministic:
         return make_single_bucket(
             max_num_seqs=sizes.max_num_seqs,

@@ -55,6 +55,18 @@ def make_single_bucket(
     return Buckets(decode=(), mixed=(shape,))
 
 
+def make_mixed_buckets(
+    *, max_num_seqs: int, max_num_batched_tokens: int, max_pages: int
+) -> Buckets:
+    """Mixed buckets as on a GPU, and one for decodes: kernels that do not care fill them up."""
+    largest = max(max_num_batched_tokens, max_num_seqs + 1)
+    shape = partial(BatchShape, num_seqs=max_num_seqs, max_pages=max_pages)
+    return Buckets(
+        decode=(shape(num_tokens=max_num_seqs),),
+        mixed=tuple(shape(num_tokens=t) for t in _fine_sizes(largest, max_num_seqs)),
+    )
+
+
 def make_buckets(
     *,
     max_num_seqs: int,

@@ -42,7 +42,7 @@ class LayerInputs:
     cos: Any  # [T H/2] float32
     sin: Any  # [T H/2] float32
     sinks: SinkView | None
-    is_decode: bool  # T == B: one new token per sequence
+    is_decode: bool  # one new token per sequence, and attention of its own for such steps
     whole_prompt: bool  # one sequence, all of it new
     row_invariant: bool  # a row's bits do not depend on what else its chunk holds
     implementation: kernels.Implementation
@@ -72,11 +72,12 @@ def layer_inputs(
         cos=cos,
         sin=sin,
         sinks=make_sink_view(config.rope, table, batch),
-        is_decode=batch.token_ids.shape == batch.context_lens.shape,
+        # Decode attention sums up in another order than the attention of prompts.
+        is_decode=batch.token_ids.shape == batch.context_lens.shape and not row_invariant,
         whole_prompt=batch.shape.whole_prompt,
         row_invariant=row_invariant,
         implementation=implementation,
-        attention="triton" if is_short else implementation,
+        attention="triton" if is_short or implementation == "invariant" else implementation,
     )
 
 

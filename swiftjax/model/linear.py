@@ -83,13 +83,13 @@ class Linear(nnx.Module):
 
     def gated(
         self, x: kernels.Rows, implementation: kernels.Implementation | None = None
-    ) -> kernels.Rows:
+    ) -> kernels.Gated | Float[Array, "T columns"]:
         """Project every row to gates and ups: silu(gate) * up, for the projection that follows."""
         kind = None if self.form is None else self.form.kind
         if self.bias is not None or kind not in (None, "fp8"):
             return kernels.Gated(self(x, implementation))
         if self.kernel_scale is None:
-            rows = kernels.plain_rows(x)
+            rows = kernels.plain_rows(x, implementation)
             return kernels.gated_matmul(rows, self.kernel[...], implementation=implementation)
         kernel, scale = self.kernel[...], self.kernel_scale[...]
         return kernels.fp8_gated(x, kernel, scale, implementation=implementation)
@@ -102,7 +102,7 @@ class Linear(nnx.Module):
     ) -> Float[Array, "T out"]:
         kernel = self.kernel[...]
         if self.form is None:
-            rows = kernels.plain_rows(x)
+            rows = kernels.plain_rows(x, implementation)
             return kernels.matmul(rows, kernel, residual, implementation=implementation)
         if self.form.kind == "fp8":
             assert self.kernel_scale is not None

@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax import lax
 from jaxtyping import Array, Float
 
 from swiftjax import kernels
@@ -229,7 +228,8 @@ class Llama(nnx.Module):
         for i, block in enumerate(self.layers):
             structure, weights = nnx.split(block)
             x, keys[i], values[i] = _run_block(structure, weights, x, keys[i], values[i], inputs)
-        return self.norm(x), KVCache(keys=tuple(keys), values=tuple(values))
+        hidden = kernels.plain_rows(self.norm.lazy(x), implementation)
+        return hidden, KVCache(keys=tuple(keys), values=tuple(values))
 
     def logits(
         self, hidden: Float[Array, "R D"], implementation: kernels.Implementation
@@ -237,11 +237,8 @@ class Llama(nnx.Module):
         """Scores over the vocabulary in the model's dtype; widen them before comparing."""
         with jax.named_scope("head"):
             if self.head is None:
-                contract_d = (((1,), (1,)), ((), ()))
-                return lax.dot_general(
-                    hidden,
-                    self.embed.embedding[...],
-                    contract_d,
-                    precision=kernels.dot_precision(hidden.dtype),
+                table = self.embed.embedding[...]
+                return kernels.matmul(
+                    hidden, table, outputs_first=True, implementation=implementation
                 )
             return self.head(hidden, implementation)

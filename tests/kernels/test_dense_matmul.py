@@ -164,3 +164,49 @@ def test_the_op_is_one_or_the_other(following: str, monkeypatch: pytest.MonkeyPa
 
 def test_simulated_programs_form_no_clusters() -> None:
     assert _mosaic.known_cluster(CLUSTER) == 1
+
+
+@pytest.mark.parametrize("outputs_first", [False, True])
+def test_invariant_rows_are_the_same_among_others(outputs_first: bool) -> None:
+    """A product of one row, and of that row in the middle of many."""
+    product = make_product(
+        300, 128, 256, "residual", jnp.dtype("bfloat16"), outputs_first=outputs_first
+    )
+    residual = product.options["residual"]
+    assert isinstance(residual, jax.Array)
+
+    def run(rows: slice) -> np.ndarray:
+        return np.asarray(
+            kernels.matmul(
+                product.x[rows],
+                product.kernel,
+                residual[rows],
+                outputs_first=outputs_first,
+                implementation="invariant",
+            )  # fmt: skip
+        )
+
+    whole = run(slice(None))
+    assert product.error(jnp.asarray(whole)) < 4e-3
+    np.testing.assert_array_equal(whole[170:171], run(slice(170, 171)))
+
+
+def test_invariant_gates_and_norms() -> None:
+    product = make_product(40, 128, 512, "gated", jnp.dtype("bfloat16"))
+    got = kernels.gated_matmul(product.x, product.kernel, implementation="invariant")
+    assert isinstance(got, jax.Array) and product.error(got) < 4e-3
+    normed = kernels.Normed(x=product.x, scale=jnp.full(128, 2.0, jnp.bfloat16), eps=1e-5)
+    found = kernels.plain_rows(normed, "invariant")
+    np.testing.assert_allclose(
+        np.asarray(found, np.float32),
+        np.asarray(kernels.plain_rows(normed), np.float32),
+        rtol=1e-2,
+    )
+    assert found.dtype == jnp.bfloat16
+
+
+def test_products_that_can_be_invariant() -> None:
+    bf16 = jnp.dtype("bfloat16")
+    assert kernels.knows_invariant(4096, 128256, bf16)
+    assert not kernels.knows_invariant(576, 49150, bf16)
+    assert not kernels.knows_invariant(4096, 4096, jnp.dtype("float32"))
