@@ -45,10 +45,11 @@ class Engine:
     `generate` answers prompts; `add_request`, `step`, `is_request_finished` and
     `get_completed_requests` are the same engine one step at a time. `max_total_token_num` is the
     size of the KV cache in tokens and `max_batch_size` the number of requests that run together;
-    None leaves a choice to the device and the checkpoint. `warm_up` compiles every step at once, by
-    default on a GPU; otherwise each is compiled when it is first needed, which is sooner done for a
-    short script, and what is preempted is computed again, never swapped, unless
-    `engine.built.measure_swap()` was called.
+    None leaves a choice to the device and the checkpoint. `group_prompts` has many prompts answered
+    sooner, though single ones wait for others at times (docs/scheduler.md). `warm_up` compiles
+    every step at once, by default on a GPU; otherwise each is compiled when it is first needed,
+    which is sooner done for a short script, and what is preempted is computed again, never swapped,
+    unless `engine.built.measure_swap()` was called.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Engine:
         chat_template: str | None = None,
         policy: QueuePolicyChoice = "fcfs",
         victim_policy: VictimPolicyName | None = None,
+        group_prompts: bool = True,
         prefix_cache: bool = True,
         deterministic: bool = False,
         streaming: bool = False,
@@ -93,6 +95,7 @@ class Engine:
             chat_template=chat_template,
             policy=policy,
             victim_policy=victim_policy,
+            group_prompts=group_prompts,
             prefix_cache=prefix_cache,
             deterministic=deterministic,
             streaming=streaming,
@@ -212,7 +215,7 @@ class Engine:
             self.step()
 
     def step(self) -> list[StepOutput]:
-        """Compute one token for every running request; returns what each got."""
+        """Compute a token for running requests, or prompts they wait for; what each got."""
         outputs = self._core.step()
         for output in outputs:
             if (turn := self._turns.get(output.request_id)) is not None:

@@ -39,6 +39,7 @@ def make_scheduler(
         prefix_cache=config.prefix_cache,
         min_batch_size=config.min_batch_size,
         max_wait=config.max_wait_ms / 1000,
+        group_prompts=config.group_prompts,
         step_sizes=tuple(shape.num_tokens for shape in buckets.mixed),
     )
     rows, salt = RowTable(sizes.max_num_seqs, sizes.max_pages_per_seq), prefix_salt(model)

@@ -44,6 +44,7 @@ class SchedulerConfig:
     prefix_cache: bool = True
     min_batch_size: int = 1  # newcomers start once so many wait,
     max_wait: float = 0.0  # or once the oldest has waited so many seconds
+    group_prompts: bool = False  # newcomers and decodes wait for prompts that fill steps
     step_sizes: tuple[int, ...] = ()  # numbers of tokens that steps are padded to, ascending
 
 
@@ -112,12 +113,14 @@ class EngineConfig:
 
     `swap_space_gib` bounds the host memory that preempted sequences may take; 0 means that they are
     always computed again. Newcomers are held back until `min_batch_size` of them wait or one has
-    waited for `max_wait_ms`; by default they are not. `trace` is a file to record what the
-    scheduler decides. `overlap` dispatches a step before the last one is read (None: on a GPU).
-    `deterministic` computes every step in one program, so that an answer is equal bit for bit
-    whatever runs beside it. `streaming` compiles what requests with sinks and a window need
-    (docs/streaming.md); with a `streaming_window` requests that name none get it, and
-    `streaming_sink`. Raises InvalidRequestError for a value outside its range.
+    waited for `max_wait_ms`; by default they are not. With `group_prompts` newcomers and decodes
+    wait for prompts that fill whole steps: all answers together are done sooner, single ones stand
+    still meanwhile. `trace` is a file to record what the scheduler decides. `overlap` dispatches a
+    step before the last one is read (None: on a GPU). `deterministic` computes every step in one
+    program, so that an answer is equal bit for bit whatever runs beside it. `streaming` compiles
+    what requests with sinks and a window need (docs/streaming.md); with a `streaming_window`
+    requests that name none get it, and `streaming_sink`. Raises InvalidRequestError for a value
+    outside its range.
     """
 
     model_path: str
@@ -135,6 +138,7 @@ class EngineConfig:
     victim_policy: VictimPolicyName | None = None
     min_batch_size: int = 1
     max_wait_ms: float = 0.0
+    group_prompts: bool = False
     prefix_cache: bool = True
     swap_space_gib: float = 4.0
     trace: str | None = None

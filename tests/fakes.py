@@ -109,6 +109,7 @@ def make_fake_core(
     prefix_cache: bool = True,
     min_batch_size: int = 1,
     max_wait: float = 0.0,
+    group_prompts: bool = False,
     step_sizes: tuple[int, ...] = (),
     costs: PreemptionCosts | None = None,
     runner: FakeRunner | None = None,
@@ -127,6 +128,7 @@ def make_fake_core(
         prefix_cache=prefix_cache,
         min_batch_size=min_batch_size,
         max_wait=max_wait,
+        group_prompts=group_prompts,
         step_sizes=step_sizes,
     )
     max_pages = -(-max_model_len // page_size)

@@ -26,10 +26,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def make_engine(checkpoint: Path, **arguments: Any) -> Engine:
     """An engine of few and small steps."""
-    return Engine(
-        str(checkpoint), max_batch_size=1, max_num_batched_tokens=16, max_model_len=64,
-        max_total_token_num=128, page_size=4, **arguments,
-    )  # fmt: skip
+    sizes: dict[str, Any] = {"max_batch_size": 1, "max_num_batched_tokens": 16, "max_model_len": 64}
+    return Engine(str(checkpoint), max_total_token_num=128, page_size=4, **sizes | arguments)
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +48,17 @@ def test_without_warm_up_only_what_is_needed_is_compiled(checkpoint: Path) -> No
     cold.built.measure_swap()
     assert cold.built.core.scheduler.preemption.costs.host_pages > 0
     assert cold.generate([[1, 2, 3]], FOUR)[0].token_ids == answers[0]
+
+
+def test_prompts_in_groups_are_answered_with_the_same_tokens(checkpoint: Path) -> None:
+    prompts = [[i, *range(3, 3 + 5 * i % 17)] for i in range(1, 9)]
+    answers = []
+    for group_prompts in (None, True, False):
+        given = {} if group_prompts is None else {"group_prompts": group_prompts}
+        engine = make_engine(checkpoint, max_batch_size=4, **given)
+        assert engine.built.core.scheduler.config.group_prompts == (group_prompts is not False)
+        answers.append([answer.token_ids for answer in engine.generate(prompts, FOUR)])
+    assert answers[0] == answers[1] == answers[2]
 
 
 def test_cached_tokens_are_reported(engine: Engine) -> None:

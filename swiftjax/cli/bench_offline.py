@@ -13,6 +13,7 @@ from swiftjax.cli.options import (
     Deterministic,
     DtypeOption,
     GpuMemoryUtilization,
+    GroupPrompts,
     Implementation,
     KVCacheDtypeOption,
     LoadFormatOption,
@@ -50,6 +51,7 @@ def offline(
     overlap: Overlap = None,
     deterministic: Deterministic = False,
     prompt_attention: PromptAttentionOption = "paged",
+    group_prompts: GroupPrompts = True,
     out: Out = None,
     commit: Commit = None,
     quiet: Quiet = False,
@@ -68,7 +70,7 @@ def offline(
         max_num_batched_tokens=max_num_batched_tokens, max_model_len=max_model_len,
         gpu_memory_utilization=gpu_memory_utilization,
         implementation=implementation, overlap=overlap, deterministic=deterministic,
-        prompt_attention=prompt_attention,
+        prompt_attention=prompt_attention, group_prompts=group_prompts,
         prefix_cache=False, swap_space_gib=0.0, max_queue_len=1 << 20,
     )  # fmt: skip
     built = load_core(config, warm=True, quiet=quiet)
@@ -80,6 +82,7 @@ def offline(
         deterministic=deterministic or None, quant_type=quant_type, overlap=overlap,
         kv_cache_dtype=stored_type(kv_cache_dtype),
         prompt_attention=None if prompt_attention == "paged" else prompt_attention,
+        group_prompts=None if group_prompts else False,
     )  # fmt: skip
     run.flags.update(asked)
     plain = built.model_config.quantization is None and kv_cache_dtype == "auto"

@@ -120,6 +120,7 @@ def generate(
         gpu_memory_utilization=gpu_memory_utilization,
         implementation=implementation,
         streaming=streaming_window is not None,
+        group_prompts=True,
         prefix_cache=not no_prefix_cache,
         deterministic=deterministic,
         trace=trace,

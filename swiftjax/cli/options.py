@@ -132,6 +132,14 @@ StreamingWindow = Annotated[
 StreamingSink = Annotated[
     int, typer.Option(help="With --streaming-window: first tokens that stay attended.")
 ]
+GroupPrompts = Annotated[
+    bool,
+    typer.Option(
+        "--group-prompts/--no-group-prompts",
+        help="Have requests and running answers wait for prompts that fill whole steps: many are "
+        "done sooner, single ones stand still at times; docs/scheduler.md.",
+    ),
+]
 NoPrefixCache = Annotated[
     bool,
     typer.Option(

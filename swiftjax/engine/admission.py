@@ -4,11 +4,13 @@ Within each the first that does not fit stops the rest, so nobody large is overt
 pages and gives rows; what is computed of a sequence is for the caller to plan, the scheduler.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 
 from swiftjax.config import SchedulerConfig
 from swiftjax.engine.admission_gate import AdmissionGate
 from swiftjax.engine.plan import PlanDraft
+from swiftjax.engine.prompt_groups import PromptGroups
 from swiftjax.engine.sequence import Sequence
 from swiftjax.engine.sequence_pages import SequencePages
 from swiftjax.engine.sequence_table import SequenceTable
@@ -29,6 +31,7 @@ class Admission:
         self._pages = pages
         self._served = served
         self._gate = AdmissionGate(sequences.waiting, config.min_batch_size, config.max_wait)
+        self._groups = PromptGroups(config, sequences, pages)
         self._max_num_seqs = config.max_num_seqs
 
     @property
@@ -39,6 +42,11 @@ class Admission:
     def opens_at(self) -> float:
         """From when on a newcomer may start: -inf at once, +inf while none waits."""
         return self._gate.opens_at(self.num_free_rows)
+
+    def decodes_wait(self, draft: PlanDraft, prompts: Iterable[Sequence], now: float) -> bool:
+        """Whether decodes come last in this step, after `prompts`, which run, and who joins."""
+        is_gate_shut = now < self.opens_at() < math.inf
+        return not is_gate_shut and self._groups.decodes_wait(draft, prompts, self.num_free_rows)
 
     def admit(self, draft: PlanDraft, now: float) -> Iterator[Sequence]:
         """Give each sequence that joins its pages and a row, one at a time.
@@ -55,8 +63,10 @@ class Admission:
         if self._sequences.may_come_back:
             return
         yield from self._forks(draft)
-        nobody_to_fork = self._sequences.forks.next(draft) is None
-        if nobody_to_fork and self._gate.is_open(now, self.num_free_rows):
+        if self._sequences.forks.next(draft) is not None:
+            return
+        num_free = self.num_free_rows
+        if self._gate.is_open(now, num_free) and not self._groups.newcomers_wait(draft, num_free):
             yield from self._newcomers(draft)
 
     def _has_room(self, draft: PlanDraft) -> bool:

@@ -1,9 +1,9 @@
 """Decides what the next step computes. Host only: plain Python, no arrays, no clock of its own.
 
 A step holds every running decode plus as much prefill as the token budget leaves, so a long prompt
-never stalls the others. `Admission` says who joins, `Preemption` who gives way when pages run out;
-`SequenceTable` knows where everybody stands. Same calls, same plans. The rules are drawn in
-docs/scheduler.md.
+never stalls the others, unless `group_prompts` asks for it. `Admission` says who joins,
+`Preemption` who gives way when pages run out; `SequenceTable` knows where everybody stands. Same
+calls, same plans. The rules are drawn in docs/scheduler.md.
 """
 
 import math
@@ -156,12 +156,18 @@ class Scheduler:
         if in_flight and self.preemption.is_due:
             return draft.finish()
         self.preemption.carry_out(draft)
-        self._plan_running(draft)
+        decodes, prompts = self.sequences.decodes_and_prompts()
+        # As a rule decodes come first: each is one token, and they are what running users wait for.
+        first, last = decodes, []
+        if self._admission.decodes_wait(draft, prompts, now):
+            first, last = last, decodes
+        self._plan_each(draft, [*first, *prompts])
         # Whoever was just preempted, or waits for pages, must not lose them to a newcomer, nor
         # come straight back.
         if not draft.is_short:
             for sequence in self._admission.admit(draft, now):
                 self._plan_tokens(draft, sequence)
+        self._plan_each(draft, last)
         return self._finish_plan(draft)
 
     def update(self, plan: Plan, sampled: Sampled) -> list[StepOutput]:
@@ -190,16 +196,9 @@ class Scheduler:
         has_room = self._pages.num_on_host <= self.preemption.costs.host_pages
         assert has_room or not self.num_preempted
 
-    def _plan_running(self, draft: PlanDraft) -> None:
-        """Decodes first: each is one token, and they are what running users wait for."""
-        prompts = []
-        for sequence in list(self.sequences.running.values()):
-            if sequence.num_uncomputed > 1:
-                prompts.append(sequence)
-            elif sequence.state == "running":  # not made a victim further up
-                self._plan_tokens(draft, sequence)
-        for sequence in prompts:
-            if sequence.state == "running":
+    def _plan_each(self, draft: PlanDraft, sequences: list[Sequence]) -> None:
+        for sequence in sequences:
+            if sequence.state == "running":  # not made a victim further up
                 self._plan_tokens(draft, sequence)
 
     def _plan_tokens(self, draft: PlanDraft, sequence: Sequence) -> None:

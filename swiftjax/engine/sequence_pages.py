@@ -193,6 +193,10 @@ class SequencePages:
         self._copied = []
         return out, dropped
 
+    def has_room(self, num_tokens: int, num_seqs: int) -> bool:
+        """Whether free pages hold so many tokens more of so many sequences, however spread."""
+        return self._pool.num_free >= self._pool.pages_for(num_tokens) + num_seqs
+
     def allocate(self, count: int) -> list[int] | None:
         """Take free pages, those of idle sessions if need be; None if there are too few."""
         return self._pool.allocate(count) if self.kept.make_room(count) else None

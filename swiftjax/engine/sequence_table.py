@@ -36,6 +36,14 @@ class SequenceTable:
         """Whether somebody is preempted and not paused."""
         return not self.preempted.keys() <= self.paused.keys()
 
+    def decodes_and_prompts(self) -> tuple[list[Sequence], list[Sequence]]:
+        """Those that run with one token to compute at most, and those with more."""
+        decodes: list[Sequence] = []
+        prompts: list[Sequence] = []
+        for sequence in self.running.values():
+            (prompts if sequence.num_uncomputed > 1 else decodes).append(sequence)
+        return decodes, prompts
+
     def comebacks(self) -> list[Sequence]:
         """The preempted that are not paused, the oldest first."""
         sequences = (s for name, s in self.preempted.items() if name not in self.paused)

@@ -6,6 +6,8 @@ top. Filled by `SequenceTable`, read by `Admission` and its gate.
 
 import heapq
 from collections import OrderedDict
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 from swiftjax.engine.policies import PolicyState, QueuePolicy
@@ -32,6 +34,10 @@ class WaitingQueue:
     def oldest(self) -> Sequence | None:
         """The sequence that was queued first."""
         return next(iter(self._by_order.values()), None)
+
+    def oldest_ones(self, count: int) -> Iterator[Sequence]:
+        """The `count` sequences that were queued first, or all."""
+        return islice(self._by_order.values(), count)
 
     def push(self, sequence: Sequence) -> None:
         """Queue a sequence."""

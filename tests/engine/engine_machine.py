@@ -47,14 +47,18 @@ class EngineMachine(RuleBasedStateMachine):
         prefix_cache=st.booleans(),
         budget=st.sampled_from([3, 7, 40]),
         overlaps=st.booleans(),
+        groups=st.booleans(),
     )
-    def build(self, policy: str, prefix_cache: bool, budget: int, overlaps: bool) -> None:
+    def build(
+        self, policy: str, prefix_cache: bool, budget: int, overlaps: bool, groups: bool
+    ) -> None:
         self.now = 0.0
         config = SchedulerConfig(
             max_num_seqs=ROWS,
             max_num_batched_tokens=budget,
             policy=policy,
             prefix_cache=prefix_cache,
+            group_prompts=groups,
         )
         self.core = self.make_core(config, overlaps=overlaps)
         self.prompts: dict[Key, list[int]] = {}

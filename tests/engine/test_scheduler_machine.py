@@ -32,8 +32,9 @@ class FakeMachine(EngineMachine):
         return make_fake_core(
             vocab_size=VOCAB, num_pages=PAGES, page_size=PAGE, max_model_len=44,
             max_num_seqs=config.max_num_seqs, max_num_batched_tokens=config.max_num_batched_tokens,
-            policy=config.policy, prefix_cache=config.prefix_cache, costs=COSTS,
-            runner=self.runner, clock=self.clock, overlaps=overlaps,
+            policy=config.policy, prefix_cache=config.prefix_cache,
+            group_prompts=config.group_prompts, costs=COSTS, runner=self.runner, clock=self.clock,
+            overlaps=overlaps,
         )  # fmt: skip
 
     def draw_prompt(self, data: st.DataObject) -> list[int]:
