@@ -183,7 +183,7 @@ def test_invariant_rows_are_the_same_among_others(outputs_first: bool) -> None:
                 residual[rows],
                 outputs_first=outputs_first,
                 implementation="invariant",
-            )  # fmt: skip
+            )
         )
 
     whole = run(slice(None))
