@@ -21,7 +21,9 @@ from swiftjax.kernels import _mosaic
 from swiftjax.kernels.dense_compute import compute
 from swiftjax.kernels.dense_work import (
     CLUSTER,
+    FEW_TOKENS,
     LEAST_FULL,
+    LEAST_TOKENS,
     MOST_TOKENS,
     PIECE_BYTES,
     ROWS,
@@ -45,15 +47,17 @@ def is_dense_faster(
     num_tokens: int, num_inputs: int, num_outputs: int, dtype: jnp.dtype, *, gated: bool = False
 ) -> bool:
     """Whether `dense_matmul` takes less time than XLA's product and what follows it."""
-    if dtype.itemsize > 2:
+    if dtype.itemsize > 2 or num_tokens < LEAST_TOKENS:
         return False
     tile = choose_dense_tile(num_tokens, num_inputs * dtype.itemsize, num_outputs, gated=gated)
     if tile is None:
         return False
     if gated:
-        return dtype.itemsize == 2 and tile.fullness(num_tokens, num_outputs) >= LEAST_FULL
-    is_wide = num_inputs <= num_outputs or dtype.itemsize == 1
-    return is_wide and num_tokens <= MOST_TOKENS
+        is_full = tile.fullness(num_tokens, num_outputs) >= LEAST_FULL
+        return dtype.itemsize == 2 and (is_full or num_tokens <= FEW_TOKENS)
+    if dtype.itemsize == 1:  # XLA has a pass for scales
+        return num_tokens <= MOST_TOKENS or num_inputs < num_outputs
+    return num_tokens <= MOST_TOKENS and num_inputs <= num_outputs
 
 
 # Traced and lowered once for all layers of a model: that takes seconds.

@@ -21,12 +21,14 @@ NEIGHBOURS = 8  # tiles of tokens that share weights while these are in the L2
 SHARED_BYTES = 224 * 1024  # of 227: barriers and what alignment wastes need the rest
 
 # Microseconds of a round of tiles over rows of 8 KiB, by warpgroups and columns, and of a launch.
-ROUND_US, LAUNCH_US = {(2, 256): 42.0, (2, 128): 23.0, (1, 128): 14.5}, 8.0
-ROUND_BYTES = 8192
-# XLA's product leaves a pass for gates; it is slower than ours where a round is nearly full.
-LEAST_FULL = 0.9
-# Beyond so many tokens XLA's products are as fast, and below its sums over many inputs in parts.
-MOST_TOKENS = 2048
+ROUND_US = {(2, 256): 42.0, (1, 256): 26.0, (2, 128): 23.0, (1, 128): 14.5}
+ROUND_BYTES, LAUNCH_US = 8192, 8.0
+# XLA leaves gates a pass of their own; ours is faster where rounds are nearly full, or few tokens
+# leave XLA's product slow.
+LEAST_FULL, FEW_TOKENS = 0.9, 256
+# With fewer tokens XLA is faster, and with more as fast. Of all it is where it adds up a sum over
+# more inputs than there are outputs in parts.
+LEAST_TOKENS, MOST_TOKENS = 256, 2048
 
 Ref = Any
 

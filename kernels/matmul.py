@@ -71,7 +71,7 @@ def runs_dense(
 
 
 # Rows that every tile fills: with fewer than this a product is filled up, where it has to be ours.
-FILLED = CLUSTER * 2 * ROWS
+FILLED = CLUSTER * ROWS
 
 
 def knows_invariant(num_inputs: int, num_outputs: int, dtype: jnp.dtype) -> bool:

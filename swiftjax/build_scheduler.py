@@ -10,7 +10,7 @@ from swiftjax.config import EngineConfig, SchedulerConfig, SessionLimits
 from swiftjax.engine.buckets import (
     Buckets,
     make_buckets,
-    make_mixed_buckets,
+    make_invariant_buckets,
     make_single_bucket,
 )
 from swiftjax.engine.kept_pages import KeptLimits
@@ -76,7 +76,7 @@ def choose_buckets(sizes: Sizes, config: EngineConfig, *, is_invariant: bool = F
     `is_invariant` says that they depend on a row alone.
     """
     if is_invariant:
-        return make_mixed_buckets(
+        return make_invariant_buckets(
             max_num_seqs=sizes.max_num_seqs,
             max_num_batched_tokens=sizes.max_num_batched_tokens,
             max_pages=sizes.max_pages_per_seq,

@@ -9,6 +9,8 @@ from functools import partial
 
 from swiftjax.batch import BatchShape
 
+FILLED_ROWS = 128
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Buckets:
@@ -55,15 +57,18 @@ def make_single_bucket(
     return Buckets(decode=(), mixed=(shape,))
 
 
-def make_mixed_buckets(
+def make_invariant_buckets(
     *, max_num_seqs: int, max_num_batched_tokens: int, max_pages: int
 ) -> Buckets:
-    """Mixed buckets as on a GPU, and one for decodes: kernels that do not care fill them up."""
+    """Buckets for kernels that fill up decodes to 128 rows: as on a GPU, with no smaller ones."""
     largest = max(max_num_batched_tokens, max_num_seqs + 1)
-    shape = partial(BatchShape, num_seqs=max_num_seqs, max_pages=max_pages)
+    shape = partial(BatchShape, max_pages=max_pages)
+    sizes = sorted({min(max_num_seqs, FILLED_ROWS), max_num_seqs})
     return Buckets(
-        decode=(shape(num_tokens=max_num_seqs),),
-        mixed=tuple(shape(num_tokens=t) for t in _fine_sizes(largest, max_num_seqs)),
+        decode=tuple(shape(num_tokens=size, num_seqs=size) for size in sizes),
+        mixed=tuple(
+            shape(num_tokens=t, num_seqs=max_num_seqs) for t in _fine_sizes(largest, max_num_seqs)
+        ),
     )
 
 

@@ -129,7 +129,7 @@ def test_products_that_no_tile_fills_are_left_to_xla() -> None:
     bf16, f32 = jnp.dtype("bfloat16"), jnp.dtype("float32")
     assert dense_matmul.is_dense_faster(256, 4096, 4096, bf16)
     for tokens, inputs, outputs, dtype in (
-        (200, 4096, 4096, bf16), (64, 4096, 4096, bf16), (256, 4096, 4160, bf16),
+        (200, 4096, 4096, bf16), (128, 4096, 4096, bf16), (256, 4096, 4160, bf16),
         (256, 4100, 4128, bf16), (256, 4096, 4096, f32), (8192, 4096, 4096, bf16),
         (512, 14336, 4096, bf16),
     ):  # fmt: skip
@@ -137,9 +137,9 @@ def test_products_that_no_tile_fills_are_left_to_xla() -> None:
 
 
 def test_gates_are_ours_where_rounds_are_full() -> None:
-    bf16, sizes = jnp.dtype("bfloat16"), (512, 768, 1024, 2048, 8192)
+    bf16, sizes = jnp.dtype("bfloat16"), (128, 256, 512, 768, 1024, 2048, 8192)
     ours = [n for n in sizes if dense_matmul.is_dense_faster(n, 4096, 28672, bf16, gated=True)]
-    assert ours == [1024, 2048, 8192]
+    assert ours == [256, 1024, 2048, 8192]
 
 
 @pytest.mark.parametrize("following", FOLLOWING)

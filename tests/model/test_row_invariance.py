@@ -32,8 +32,8 @@ def test_deterministic_steps_have_one_size_or_several() -> None:
     single = choose_buckets(sizes, config)
     assert [shape.num_tokens for shape in single.all] == [2048]
     several = choose_buckets(sizes, config, is_invariant=True)
-    assert [shape.num_tokens for shape in several.all] == [256, 512, 768, 1024, 1536, 2048]
-    assert {shape.num_seqs for shape in several.all} == {256}
+    assert [shape.num_tokens for shape in several.all] == [128, 256, 512, 768, 1024, 1536, 2048]
+    assert {shape.num_seqs for shape in several.mixed} == {256}
     assert not any(shape.long_chunks for shape in several.all)
     # Prompts are scored from hidden states, which decode steps do not give.
     assert several.choose(256, 256, scores_prompt=True).num_tokens == 512
