@@ -20,6 +20,7 @@ from jaxtyping import Array, Float, Float32
 from swiftjax.kernels import _mosaic
 from swiftjax.kernels.dense_compute import compute
 from swiftjax.kernels.dense_work import (
+    CLUSTER,
     FEW_TOKENS,
     LEAST_FULL,
     LEAST_TOKENS,
@@ -83,7 +84,7 @@ def dense_matmul(
     assert tile is not None and tile.fits(x.shape[0], num_outputs), "no tile fills this product"
     plan = Plan(
         tile=tile,
-        cluster=_mosaic.known_cluster(tile.cluster),
+        cluster=_mosaic.known_cluster(CLUSTER),
         outputs_first=outputs_first,
         gated=gated,
         has_residual=residual is not None,

@@ -39,7 +39,6 @@ class DenseTile:
 
     warpgroups: int  # that compute, ROWS tokens each
     columns: int
-    cluster: int = CLUSTER
 
     @property
     def rows(self) -> int:
@@ -54,7 +53,7 @@ class DenseTile:
 
     def fits(self, num_tokens: int, num_outputs: int) -> bool:
         """Whether tiles fill the product, a cluster of them at a time."""
-        return num_tokens % (self.cluster * self.rows) == 0 and num_outputs % self.columns == 0
+        return num_tokens % (CLUSTER * self.rows) == 0 and num_outputs % self.columns == 0
 
     def fullness(self, num_tokens: int, num_outputs: int) -> float:
         """How much of all rounds is work."""
@@ -79,8 +78,7 @@ def choose_dense_tile(
     """The tile that should be fastest; None where no tile fills the product."""
     if row_bytes % PIECE_BYTES:
         return None
-    cluster = CLUSTER if num_tokens > ROWS else 1
-    tiles = [DenseTile(warpgroups=w, columns=columns, cluster=cluster) for w, columns in ROUND_US]
+    tiles = [DenseTile(warpgroups=w, columns=columns) for w, columns in ROUND_US]
     if gated:  # in parts: narrow ones of them would read tokens too often
         tiles = [tile for tile in tiles if tile.columns == max(c for _, c in ROUND_US)]
     return min(
