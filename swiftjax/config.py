@@ -116,11 +116,11 @@ class EngineConfig:
     waited for `max_wait_ms`; by default they are not. With `group_prompts` newcomers and decodes
     wait for prompts that fill whole steps: all answers together are done sooner, single ones stand
     still meanwhile. `trace` is a file to record what the scheduler decides. `overlap` dispatches a
-    step before the last one is read (None: on a GPU). `deterministic` computes every step in one
-    program, so that an answer is equal bit for bit whatever runs beside it. `streaming` compiles
-    what requests with sinks and a window need (docs/streaming.md); with a `streaming_window`
-    requests that name none get it, and `streaming_sink`. Raises InvalidRequestError for a value
-    outside its range.
+    step before the last one is read (None: on a GPU). `deterministic` has every answer equal bit
+    for bit whatever runs beside it, by kernels that give that or else all steps in one program.
+    `streaming` compiles what requests with sinks and a window need (docs/streaming.md); with a
+    `streaming_window` requests that name none get it, and `streaming_sink`. Raises
+    InvalidRequestError for a value outside its range.
     """
 
     model_path: str

@@ -110,7 +110,7 @@ Deterministic = Annotated[
     bool,
     typer.Option(
         "--deterministic",
-        help="Answers equal bit for bit in any company: every step runs in one program.",
+        help="Answers equal bit for bit in any company, for some speed; docs/architecture.md.",
         show_default="off",
     ),
 ]

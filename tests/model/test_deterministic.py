@@ -1,6 +1,7 @@
-"""One program for every step: an answer is equal bit for bit, whatever runs beside it.
+"""Deterministic mode: an answer is equal bit for bit, whatever runs beside it.
 
-On a GPU, where kernels differ by shape, this says more: the file runs there too.
+On a CPU every step runs in one program. On a Hopper GPU steps have several sizes, and this says
+that the kernels do not care: the file runs there too.
 """
 
 import jax
