@@ -9,7 +9,7 @@ from functools import partial
 
 from swiftjax.batch import BatchShape
 
-FILLED_ROWS = 128
+FILLED_ROWS = 128  # what kernels fill fewer rows up to, in products
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,9 +63,11 @@ def make_invariant_buckets(
     """Buckets for kernels that fill up decodes to 128 rows: as on a GPU, with no smaller ones."""
     largest = max(max_num_batched_tokens, max_num_seqs + 1)
     shape = partial(BatchShape, max_pages=max_pages)
-    sizes = sorted({min(max_num_seqs, FILLED_ROWS), max_num_seqs})
+    sizes = [max_num_seqs]
+    while sizes[-1] > FILLED_ROWS:
+        sizes.append(_half(sizes[-1]))
     return Buckets(
-        decode=tuple(shape(num_tokens=size, num_seqs=size) for size in sizes),
+        decode=tuple(shape(num_tokens=size, num_seqs=size) for size in reversed(sizes)),
         mixed=tuple(
             shape(num_tokens=t, num_seqs=max_num_seqs) for t in _fine_sizes(largest, max_num_seqs)
         ),
@@ -89,7 +91,7 @@ def make_buckets(
     """
     sizes = [max_num_seqs]
     while sizes[-1] > 1:
-        half = 1 << ((sizes[-1] - 1).bit_length() - 1)
+        half = _half(sizes[-1])
         sizes.append(_NEXT_ON_GPU.get(half, half) if fine else half)
     largest = max(max_num_batched_tokens, max_num_seqs + 1)
     tokens = (_fine_sizes if fine else _coarse_sizes)(largest, max_num_seqs)
@@ -105,6 +107,11 @@ def make_buckets(
 
 # Sizes of decode buckets that a GPU does without, and the next smaller ones that it has.
 _NEXT_ON_GPU = {16: 8, 4: 1, 2: 1}
+
+
+def _half(size: int) -> int:
+    """The next smaller power of two."""
+    return 1 << ((size - 1).bit_length() - 1)
 
 
 def _coarse_sizes(largest: int, max_num_seqs: int) -> list[int]:

@@ -35,5 +35,9 @@ def test_deterministic_steps_have_one_size_or_several() -> None:
     assert [shape.num_tokens for shape in several.all] == [128, 256, 512, 768, 1024, 1536, 2048]
     assert {shape.num_seqs for shape in several.mixed} == {256}
     assert not any(shape.long_chunks for shape in several.all)
+    many = choose_buckets(dataclasses.replace(sizes, max_num_seqs=600), config, is_invariant=True)
+    assert [shape.num_seqs for shape in many.decode] == [128, 256, 512, 600]
+    few = choose_buckets(dataclasses.replace(sizes, max_num_seqs=3), config, is_invariant=True)
+    assert [shape.num_seqs for shape in few.decode] == [3]
     # Prompts are scored from hidden states, which decode steps do not give.
     assert several.choose(256, 256, scores_prompt=True).num_tokens == 512
