@@ -74,9 +74,11 @@ def runs_dense(
 FILLED = CLUSTER * ROWS
 
 
-def knows_invariant(num_inputs: int, num_outputs: int, dtype: jnp.dtype) -> bool:
+def knows_invariant(
+    num_inputs: int, num_outputs: int, dtype: jnp.dtype, *, gated: bool = False
+) -> bool:
     """Whether "invariant" computes such a product: of 16 bits, with inputs and outputs in tiles."""
-    tile = choose_dense_tile(FILLED, num_inputs * dtype.itemsize, num_outputs, gated=True)
+    tile = choose_dense_tile(FILLED, num_inputs * dtype.itemsize, num_outputs, gated=gated)
     return dtype.itemsize == 2 and tile is not None
 
 

@@ -16,6 +16,7 @@ def knows_invariant_rows(config: ModelConfig, implementation: kernels.Implementa
     width = config.num_heads * config.head_dim
     qkv = width + 2 * config.num_kv_heads * config.head_dim
     hidden, mlp, dtype = config.hidden_size, config.intermediate_size, config.dtype or "float32"
-    layer = (hidden, qkv), (width, hidden), (hidden, 2 * mlp), (mlp, hidden)
-    products = (*layer, (hidden, config.vocab_size))
-    return all(kernels.knows_invariant(*shape, jnp.dtype(dtype)) for shape in products)
+    products = (hidden, qkv), (width, hidden), (mlp, hidden), (hidden, config.vocab_size)
+    known = jnp.dtype(dtype)
+    gates = kernels.knows_invariant(hidden, 2 * mlp, known, gated=True)
+    return gates and all(kernels.knows_invariant(*shape, known) for shape in products)

@@ -208,5 +208,7 @@ def test_invariant_gates_and_norms() -> None:
 def test_products_that_can_be_invariant() -> None:
     bf16 = jnp.dtype("bfloat16")
     assert kernels.knows_invariant(4096, 128256, bf16)
+    assert kernels.knows_invariant(4096, 151936, bf16)
+    assert not kernels.knows_invariant(4096, 151936, bf16, gated=True)  # by 256
     assert not kernels.knows_invariant(576, 49150, bf16)
     assert not kernels.knows_invariant(4096, 4096, jnp.dtype("float32"))
