@@ -1,4 +1,4 @@
-"""The seam to Pallas on Mosaic GPU: with `_mosaic_registers.py` all that imports it.
+"""The seam to Pallas on Mosaic GPU; `_mosaic_products.py` and `_mosaic_registers.py` are the rest.
 
 A program here is several warpgroups that each run a part of their own and meet at barriers: what
 Triton cannot say, and what a Hopper GPU needs to keep its tensor cores busy. On a CPU kernels run
@@ -32,7 +32,6 @@ copy_out = plgpu.copy_smem_to_gmem
 commit = plgpu.commit_smem
 wait_copies_out = plgpu.wait_smem_to_gmem
 wait_copies_read = functools.partial(plgpu.wait_smem_to_gmem, wait_read_only=True)
-wait_products = plgpu.wgmma_wait
 set_max_registers = plgpu.set_max_registers
 Barrier = plgpu.Barrier
 
@@ -107,25 +106,6 @@ def numbers(shape: tuple[int, int], axis: int) -> jax.Array:
     return matrix(lax.broadcasted_iota(jnp.int32, shape, axis))
 
 
-def product(a: Any, b: Any, meanwhile: Callable[[], None]) -> jax.Array:
-    """a [R H] times b [C H] transposed, both in shared memory, in float32.
-
-    `meanwhile` runs after the tensor cores got the work and before they are waited for.
-    """
-    shape = (a.shape[0], b.shape[0])
-    if _triton.is_interpreted():
-        out = jnp.dot(a[...], b[...].T, preferred_element_type=jnp.float32)
-        meanwhile()
-        return out
-
-    def run(sums: Any) -> jax.Array:
-        plgpu.wgmma(sums, a, b.transpose((1, 0)))
-        meanwhile()
-        return sums[...]
-
-    return pl.run_scoped(run, plgpu.WGMMAAccumulatorRef(shape, jnp.float32))
-
-
 def load_column(ref: Any) -> jax.Array:
     """Load one number for each row of a matrix, from plain shared or device memory."""
     if _triton.is_interpreted():
@@ -154,104 +134,6 @@ def store_transposed(ref: Any, x: jax.Array) -> None:
     else:
         turned = plgpu.layout_cast(x, plgpu.Layout.WGMMA_TRANSPOSED)
         ref.transpose((1, 0))[...] = turned
-
-
-Add = Callable[[int, jax.Array, Any], None]
-
-
-def add_up(shape: tuple[int, int], run: Callable[[Add], None]) -> jax.Array:
-    """Sum up products [R S] in float32, and wait for them.
-
-    `run(add)` calls `add(first, a, b)`: to 64 rows from the `first` on goes a [64 C] in registers
-    times b [S C] transposed, in shared memory. The tensor cores may still work on it when that
-    returns: see `wait_products`.
-    """
-    if _triton.is_interpreted():
-        return _simulated_sum(jnp.zeros(shape, jnp.float32), run)
-
-    def scoped(sums: Any) -> jax.Array:
-        def add(first: int, a: jax.Array, b: Any) -> None:
-            rows = sums if a.shape[0] == shape[0] else sums.at[pl.ds(first, a.shape[0])]
-            plgpu.wgmma(rows, a, b.transpose((1, 0)))
-
-        run(add)
-        return sums[...]
-
-    return pl.run_scoped(scoped, plgpu.WGMMAAccumulatorRef(shape, jnp.float32))
-
-
-def add_up_trips(
-    shape: tuple[int, int], begin: Any, end: Any, trip: Callable[[Any, Add], None]
-) -> jax.Array:
-    """Sum up the products that `trip(number, add)` adds, from trip to trip without waiting."""
-    if _triton.is_interpreted():
-
-        def simulated(number: Any, sums: jax.Array) -> jax.Array:
-            return _simulated_sum(sums, lambda add: trip(number, add))
-
-        return lax.fori_loop(begin, end, simulated, jnp.zeros(shape, jnp.float32))
-    return add_up(shape, lambda add: pl.loop(begin, end)(lambda number: trip(number, add)))
-
-
-AddShared = Callable[[int, Any, Any], None]
-
-
-def add_up_shared(
-    shape: tuple[int, int], trips: int, trip: Callable[[Any, AddShared], None], *, turned: bool
-) -> jax.Array:
-    """Sum up products [R C] in float32, of operands that are both in shared memory.
-
-    `trip(number, add)` calls `add(first, a, b)`: to the columns from the `first` on goes a [R S]
-    times b [S c], or b [c S] transposed if it is `turned`. The tensor cores may still work on it
-    when that returns: see `wait_products`.
-    """
-    if _triton.is_interpreted():
-
-        def simulated(number: Any, sums: jax.Array) -> jax.Array:
-            parts = [sums]
-
-            def add(first: int, a: Any, b: Any) -> None:
-                factor = b[...].T if turned else b[...]
-                part = jnp.dot(a[...], factor, preferred_element_type=jnp.float32)
-                rest = shape[1] - first - part.shape[1]
-                parts.append(jnp.pad(part, ((0, 0), (first, rest))))
-
-            trip(number, add)
-            return functools.reduce(jnp.add, parts)
-
-        return lax.fori_loop(0, trips, simulated, jnp.zeros(shape, jnp.float32))
-
-    def scoped(sums: Any) -> jax.Array:
-        def add(first: int, a: Any, b: Any) -> None:
-            factor = b.transpose((1, 0)) if turned else b
-            count = factor.shape[1]
-            columns = sums if count == shape[1] else sums.at[:, pl.ds(first, count)]
-            plgpu.wgmma(columns, a, factor)
-
-        pl.loop(0, trips)(lambda number: trip(number, add))
-        return sums[...]
-
-    return pl.run_scoped(scoped, plgpu.WGMMAAccumulatorRef(shape, jnp.float32))
-
-
-def _simulated_sum(sums: jax.Array, run: Callable[[Add], None]) -> jax.Array:
-    parts = [sums]
-
-    def add(first: int, a: jax.Array, b: Any) -> None:
-        part = jnp.dot(a, b[...].T, preferred_element_type=jnp.float32)
-        rest = sums.shape[0] - first - a.shape[0]
-        parts.append(jnp.pad(part, ((first, rest), (0, 0))))
-
-    run(add)
-    return functools.reduce(jnp.add, parts)
-
-
-def add_product(sums: jax.Array, a: jax.Array, b: Any) -> jax.Array:
-    """sums [R H] plus a [R C], in registers, times b [C H] in shared memory."""
-    if _triton.is_interpreted():
-        return sums + jnp.dot(a, b[...], preferred_element_type=jnp.float32)
-    run: Any = pl.run_state(lambda ref: plgpu.wgmma(ref, a, b))
-    return run(plgpu.WGMMAAccumulatorRef.init(sums))
 
 
 def launch(

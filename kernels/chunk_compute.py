@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from swiftjax.kernels import _mosaic
+from swiftjax.kernels import _mosaic, _mosaic_products
 from swiftjax.kernels.chunk_work import (
     BLOCK_K,
     NUM_STAGES,
@@ -64,7 +64,7 @@ def _trip(
     sums, highest, weights = state
     stage = lax.rem(done + trip - work.begin, jnp.int32(NUM_STAGES))
     _mosaic.wait(shared.keys_are_there.at[stage])
-    scores = _mosaic.product(
+    scores = _mosaic_products.product(
         shared.q.at[warpgroup], shared.keys.at[stage], lambda: _change_places(shared)
     )
     _mosaic.arrive(shared.keys_are_free.at[stage])
@@ -86,7 +86,7 @@ def _trip(
     if is_masked:
         pl.when(trip == work.end - 1)(lambda: _clear_behind(shared.values.at[stage], work, trip))
     _mosaic.wait(shared.turn)
-    sums = _mosaic.add_product(sums, weight, shared.values.at[stage])
+    sums = _mosaic_products.add_product(sums, weight, shared.values.at[stage])
     _mosaic.arrive(shared.values_are_free.at[stage])
     return sums, highest, weights
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from swiftjax.kernels import _mosaic
+from swiftjax.kernels import _mosaic, _mosaic_products
 from swiftjax.kernels.dense_work import ROWS, STORED, Program, Work
 from swiftjax.kernels.paged_tile import LOG2_E
 
@@ -23,19 +23,21 @@ def _add_up(program: Program, done: Any) -> jax.Array:
     rows = pl.ds(lax.axis_index("warpgroup") * ROWS, ROWS)
     stages = jnp.int32(plan.tile.stages)
 
-    def trip(number: Any, add: _mosaic.AddShared) -> None:
+    def trip(number: Any, add: _mosaic_products.AddShared) -> None:
         stage = lax.rem(done + number, stages)
         _mosaic.wait(shared.are_there.at[stage])
         for part in range(plan.parts):
             first = part * (plan.tile.columns // plan.parts)
             add(first, shared.x.at[stage, rows], shared.kernel.at[stage, part])
         # All products before are done when only these are not.
-        _mosaic.wait_products(plan.parts)
+        _mosaic_products.wait_products(plan.parts)
         before = lax.rem(done + number + stages - 1, stages)
         pl.when(number > 0)(partial(_mosaic.arrive, shared.are_free.at[before]))
 
     shape = (ROWS, plan.tile.columns)
-    sums = _mosaic.add_up_shared(shape, program.num_pieces, trip, turned=plan.outputs_first)
+    sums = _mosaic_products.add_up_shared(
+        shape, program.num_pieces, trip, turned=plan.outputs_first
+    )
     _mosaic.arrive(shared.are_free.at[lax.rem(done + program.num_pieces - 1, stages)])
     return sums
 

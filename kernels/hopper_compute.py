@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from swiftjax.kernels import _mosaic
+from swiftjax.kernels import _mosaic, _mosaic_products
 from swiftjax.kernels.hopper_weights import PARTS, shifted_zero, unpack, unpack_unscaled
 from swiftjax.kernels.hopper_work import BLOCK, HopperTile, Program, Work
 
@@ -28,7 +28,7 @@ def _add_up(program: Program, exponents: list[jax.Array], work: Work, done: Any)
     # ones in every step: were there one product to a step, they would be overwritten under it.
     assert PARTS * tile.blocks >= 2
 
-    def step(number: Any, add: _mosaic.Add) -> None:
+    def step(number: Any, add: _mosaic_products.Add) -> None:
         trip = done + number - work.begin
         stage = lax.rem(trip, jnp.int32(shared.words.shape[0]))
         _mosaic.wait(shared.words_are_there.at[stage])
@@ -44,14 +44,14 @@ def _add_up(program: Program, exponents: list[jax.Array], work: Work, done: Any)
                     _mosaic.wait(shared.x_is_there.at[stage_of_x])
                 add(i * BLOCK, weights, shared.x.at[stage_of_x])
                 # All products before are done when only this one is not.
-                _mosaic.wait_products(1)
+                _mosaic_products.wait_products(1)
                 if i == 0:
                     pl.when(jnp.logical_not(is_first))(
                         partial(_mosaic.arrive, shared.x_is_free.at[before])
                     )
         _mosaic.arrive(shared.words_are_free.at[stage])
 
-    sums = _mosaic.add_up_trips((tile.rows, tile.tokens), work.begin, work.end, step)
+    sums = _mosaic_products.add_up_trips((tile.rows, tile.tokens), work.begin, work.end, step)
     last = (done + work.num_steps) * PARTS - 1
     _mosaic.arrive(shared.x_is_free.at[lax.rem(last, num_pieces)])
     return sums
@@ -74,7 +74,9 @@ def _add_up_unscaled(
             first = trip * PARTS + group * parts
             stages = [lax.rem(first + i, jnp.int32(shared.x.shape[0])) for i in range(parts)]
 
-            def multiply(add: _mosaic.Add, group: int = group, stages: list = stages) -> None:
+            def multiply(
+                add: _mosaic_products.Add, group: int = group, stages: list = stages
+            ) -> None:
                 for i, at in enumerate(stages):
                     _mosaic.wait(shared.x_is_there.at[at])
                     for j, (words, _, zeros) in enumerate(blocks):
@@ -82,11 +84,11 @@ def _add_up_unscaled(
                         part = group * parts + i
                         weights = unpack_unscaled(words, zero, part, exponents[0], dtype)
                         add(j * BLOCK, weights, shared.x.at[at])
-                        _mosaic.wait_products(1)
+                        _mosaic_products.wait_products(1)
 
             # Waits for all products of the group, and within it each has registers of its own:
             # none are overwritten while they are read, as they could be in `_add_up`.
-            sums = _mosaic.add_up(shape, multiply)
+            sums = _mosaic_products.add_up(shape, multiply)
             for at in stages:
                 _mosaic.arrive(shared.x_is_free.at[at])
             mine = pl.ds(lax.axis_index("warpgroup") * tile.rows, tile.rows)
