@@ -10,7 +10,6 @@ from functools import reduce
 from itertools import groupby
 from typing import Literal, get_args
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float32, Int32
@@ -23,7 +22,9 @@ from swiftjax.converters.grids import Grid, Shape, best_grid, codes_of, shape_of
 from swiftjax.errors import InvalidRequestError
 from swiftjax.kernels import packed_int4
 from swiftjax.kernels.quantized_reference import INT8_MAX, SMALLEST_SCALE
+from swiftjax.model.kernel_support import choose_kernels
 from swiftjax.model.layer_pass import PROJECTIONS, LayerPass, second_moments
+from swiftjax.model.text_pass import PAGE_SIZE
 from swiftjax.model_config import ModelConfig
 from swiftjax.quantization import Quantization, QuantType
 
@@ -97,7 +98,7 @@ class _Rounding:
 
     def __init__(self, config: ModelConfig, recipe: Recipe) -> None:
         self.config, self.recipe = config, recipe
-        chosen = kernels.choose_implementation(jax.default_backend())
+        chosen = choose_kernels(None, config, PAGE_SIZE)
         dense, length = replace(config, quantization=None), len(recipe.texts[0])
         self._dense = LayerPass(dense, length=length, implementation=chosen)
         self._rounded = LayerPass(config, length=length, implementation=chosen)

@@ -23,9 +23,10 @@ from swiftjax.engine.streaming import MAX_STREAM_LEN, Streaming
 from swiftjax.engine.tokenizer import Tokenizer
 from swiftjax.engine.tracer import Tracer, check_writable
 from swiftjax.errors import UnsupportedError
-from swiftjax.kernel_choice import check_prompt_attention, choose_kernels, read_implementation
+from swiftjax.kernel_choice import check_prompt_attention, read_implementation
 from swiftjax.memory import GIB, MemoryPlan
 from swiftjax.model.assembly import allocate, make_programs, make_state
+from swiftjax.model.kernel_support import choose_kernels
 from swiftjax.model.page_copies import PageCopies
 from swiftjax.model.row_invariance import knows_invariant_rows
 from swiftjax.model.runner import ModelRunner

@@ -7,7 +7,8 @@ from swiftjax.config import KVCacheDtype
 from swiftjax.converters.demo_model import resolve_model
 from swiftjax.converters.load import load_params, open_checkpoint
 from swiftjax.engine.tokenizer import Tokenizer
-from swiftjax.kernel_choice import choose_kernels, read_implementation
+from swiftjax.kernel_choice import read_implementation
+from swiftjax.model.kernel_support import choose_kernels
 from swiftjax.model.text_pass import PAGE_SIZE, TextPass, check_length
 from swiftjax.model_config import Dtype
 from swiftjax.quantization import Quantization

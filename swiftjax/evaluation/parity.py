@@ -18,7 +18,8 @@ from jaxtyping import Float, Int32
 from swiftjax import kernels
 from swiftjax.converters.load import LoadedCheckpoint
 from swiftjax.errors import CheckpointError, InvalidRequestError, UnsupportedError
-from swiftjax.kernel_choice import choose_kernels, read_implementation
+from swiftjax.kernel_choice import read_implementation
+from swiftjax.model.kernel_support import choose_kernels
 from swiftjax.model.layer_pass import LayerPass
 from swiftjax.model.step_model import StepModel
 from swiftjax.model.text_pass import PAGE_SIZE

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from swiftjax import kernels
 from swiftjax.converters.activation_ranges import choose_range, divergence_if_cut
 from swiftjax.converters.awq import scale_layer
 from swiftjax.converters.calibration import METHODS, Method, Recipe, round_matrix
@@ -233,3 +234,15 @@ def test_recipes_that_make_no_sense_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError, match="quantised already"):
         open_checkpoint(tmp_path / "native", dtype=None, quantization=asked, recipe=recipe)
     assert METHODS == ("rtn", "awq", "gptq")
+
+
+def test_a_gpu_leaves_models_that_its_kernels_lack_to_xla(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Heads 8 wide are narrower than Triton's kernels know."""
+    monkeypatch.setattr(kernels, "choose_implementation", lambda _: "triton")
+    source = write_checkpoint(tmp_path / "hf", tiny_config(head_dim=8))
+    asked = Quantization(kind="int4", group_size=64)
+    recipe = Recipe(method="gptq", texts=texts())
+    convert(source, tmp_path / "native", dtype=None, quantization=asked, recipe=recipe)
+    assert load_checkpoint(tmp_path / "native", dtype=None).config.quantization == asked
