@@ -26,7 +26,7 @@ from jax import lax
 from swiftjax.bench.records import ROOT, Figure, Run, machine_name, make_record, write_records
 from swiftjax.kernels.dense_matmul import dense_matmul, is_dense_faster
 from swiftjax.kernels.dense_work import ROUND_US, DenseTile, choose_dense_tile
-from swiftjax.kernels.quantized_reference import apply_scales
+from swiftjax.kernels.quantized_reference import CONTRACT_LAST, apply_scales
 from swiftjax.kernels.rounded_rows import Gated, plain_rows
 from swiftjax.model.compiler_options import LIBRARY_PRODUCTS
 
@@ -61,8 +61,7 @@ def by_xla(problem: Problem, kernel: jax.Array) -> jax.Array:
     if problem.scales is None:
         y = problem.x @ kernel
     else:
-        contract_last = (((1,), (1,)), ((), ()))
-        y = lax.dot_general(problem.x, kernel, contract_last, preferred_element_type=jnp.bfloat16)
+        y = lax.dot_general(problem.x, kernel, CONTRACT_LAST, preferred_element_type=jnp.bfloat16)
         y = apply_scales(y, *problem.scales, jnp.bfloat16)
     if problem.following == "gated":
         return plain_rows(Gated(y))

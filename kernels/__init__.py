@@ -14,7 +14,7 @@ from swiftjax.kernels.implementation import (
     check_supported,
     choose_implementation,
 )
-from swiftjax.kernels.matmul import gated_matmul, knows_invariant, matmul
+from swiftjax.kernels.matmul import FILLED_ROWS, gated_matmul, knows_invariant, matmul
 from swiftjax.kernels.prompt_attention import check_prompt_attention
 from swiftjax.kernels.quantized_matmul import (
     fp8_gated,
@@ -32,6 +32,7 @@ from swiftjax.kernels.streams import Streams
 from swiftjax.kernels.write_kv import write_kv
 
 __all__ = [
+    "FILLED_ROWS",
     "IMPLEMENTATIONS",
     "Gated",
     "Implementation",

@@ -23,6 +23,7 @@ SHARED_BYTES = 224 * 1024  # of 227: barriers and what alignment wastes need the
 # Microseconds of a round of tiles over rows of 8 KiB, by warpgroups and columns, and of a launch.
 ROUND_US = {(2, 256): 42.0, (1, 256): 26.0, (2, 128): 23.0, (1, 128): 14.5}
 ROUND_BYTES, LAUNCH_US = 8192, 8.0
+GATED_COLUMNS = 256  # gates and ups of narrower tiles would read tokens too often
 # XLA leaves gates a pass of their own; ours is faster where rounds are nearly full, or few tokens
 # leave XLA's product slow.
 LEAST_FULL, FEW_TOKENS = 0.9, 256
@@ -57,17 +58,15 @@ class DenseTile:
 
     def fullness(self, num_tokens: int, num_outputs: int) -> float:
         """How much of all rounds is work."""
-        return self._rounds(num_tokens, num_outputs) / self._whole_rounds(num_tokens, num_outputs)
+        num_tiles = (num_tokens // self.rows) * (num_outputs // self.columns)
+        return num_tiles / NUM_CORES / self._rounds(num_tokens, num_outputs)
 
     def microseconds(self, num_tokens: int, row_bytes: int, num_outputs: int) -> float:
         """About how long a product takes."""
         a_round = ROUND_US[self.warpgroups, self.columns] * row_bytes / ROUND_BYTES
-        return LAUNCH_US + self._whole_rounds(num_tokens, num_outputs) * a_round
+        return LAUNCH_US + self._rounds(num_tokens, num_outputs) * a_round
 
-    def _rounds(self, num_tokens: int, num_outputs: int) -> float:
-        return (num_tokens // self.rows) * (num_outputs // self.columns) / NUM_CORES
-
-    def _whole_rounds(self, num_tokens: int, num_outputs: int) -> int:
+    def _rounds(self, num_tokens: int, num_outputs: int) -> int:
         tiles = (num_tokens // self.rows) * (num_outputs // self.columns)
         return -(-tiles // NUM_CORES)
 
@@ -79,10 +78,12 @@ def choose_dense_tile(
     if row_bytes % PIECE_BYTES:
         return None
     tiles = [DenseTile(warpgroups=w, columns=columns) for w, columns in ROUND_US]
-    if gated:  # in parts: narrow ones of them would read tokens too often
-        tiles = [tile for tile in tiles if tile.columns == max(c for _, c in ROUND_US)]
     return min(
-        (tile for tile in tiles if tile.fits(num_tokens, num_outputs)),
+        (
+            tile
+            for tile in tiles
+            if tile.fits(num_tokens, num_outputs) and (not gated or tile.columns == GATED_COLUMNS)
+        ),
         key=lambda tile: tile.microseconds(num_tokens, row_bytes, num_outputs),
         default=None,
     )

@@ -13,6 +13,9 @@ from swiftjax.kernels.dense_work import CLUSTER, ROWS, choose_dense_tile
 from swiftjax.kernels.implementation import Implementation, choose_implementation
 from swiftjax.kernels.rounded_rows import Gated
 
+# Rows that the smallest tiles fill: "invariant" fills up every product to a multiple of them.
+FILLED_ROWS = CLUSTER * ROWS
+
 
 def dot_precision(dtype: jnp.dtype) -> lax.Precision:
     """Full float32 for float32: a GPU's default is TF32, which keeps 10 bits of each factor."""
@@ -70,15 +73,11 @@ def runs_dense(
     )
 
 
-# Rows that every tile fills: with fewer than this a product is filled up, where it has to be ours.
-FILLED = CLUSTER * ROWS
-
-
 def knows_invariant(
     num_inputs: int, num_outputs: int, dtype: jnp.dtype, *, gated: bool = False
 ) -> bool:
     """Whether "invariant" computes such a product: of 16 bits, with inputs and outputs in tiles."""
-    tile = choose_dense_tile(FILLED, num_inputs * dtype.itemsize, num_outputs, gated=gated)
+    tile = choose_dense_tile(FILLED_ROWS, num_inputs * dtype.itemsize, num_outputs, gated=gated)
     return dtype.itemsize == 2 and tile is not None
 
 
@@ -94,7 +93,7 @@ def _multiply_filled(
 
     All its tiles add up a sum in the same order, so a row's bits depend on the row alone.
     """
-    missing = ((0, -x.shape[0] % FILLED), (0, 0))
+    missing = ((0, -x.shape[0] % FILLED_ROWS), (0, 0))
     out = dense_matmul(
         jnp.pad(x, missing),
         kernel,

@@ -6,6 +6,7 @@ The control plane's half of `build.py`, which calls it: nothing here touches a d
 import os
 from collections.abc import Callable
 
+from swiftjax import kernels
 from swiftjax.config import EngineConfig, SchedulerConfig, SessionLimits
 from swiftjax.engine.buckets import (
     Buckets,
@@ -80,6 +81,7 @@ def choose_buckets(sizes: Sizes, config: EngineConfig, *, is_invariant: bool = F
             max_num_seqs=sizes.max_num_seqs,
             max_num_batched_tokens=sizes.max_num_batched_tokens,
             max_pages=sizes.max_pages_per_seq,
+            filled_rows=kernels.FILLED_ROWS,
         )
     if config.deterministic:
         return make_single_bucket(

@@ -9,8 +9,6 @@ from functools import partial
 
 from swiftjax.batch import BatchShape
 
-FILLED_ROWS = 128  # what kernels fill fewer rows up to, in products
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Buckets:
@@ -58,13 +56,13 @@ def make_single_bucket(
 
 
 def make_invariant_buckets(
-    *, max_num_seqs: int, max_num_batched_tokens: int, max_pages: int
+    *, max_num_seqs: int, max_num_batched_tokens: int, max_pages: int, filled_rows: int
 ) -> Buckets:
-    """Buckets for kernels that fill up decodes to 128 rows: as on a GPU, with no smaller ones."""
+    """Buckets for kernels that fill up products to `filled_rows`: no decode bucket is smaller."""
     largest = max(max_num_batched_tokens, max_num_seqs + 1)
     shape = partial(BatchShape, max_pages=max_pages)
     sizes = [max_num_seqs]
-    while sizes[-1] > FILLED_ROWS:
+    while sizes[-1] > filled_rows:
         sizes.append(_half(sizes[-1]))
     return Buckets(
         decode=tuple(shape(num_tokens=size, num_seqs=size) for size in reversed(sizes)),
