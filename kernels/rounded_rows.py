@@ -7,7 +7,7 @@ call `plain_rows`. Used by `quantized_matmul.py`; what rounding means is `refere
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from typing import NamedTuple
 
 import jax
@@ -24,8 +24,11 @@ from swiftjax.kernels.paged_tile import LOG2_E, Ref, pl_range
 from swiftjax.kernels.quantized_reference import FP8, RoundedRows
 from swiftjax.kernels.reference import rms_norm
 
-# Inputs of a row up to which a kernel also scales gates: with 32 values a thread it would spill.
-MOST_SCALED = 16384
+# Gates and ups are computed so many columns at a time, 4 by a thread: of a whole row there would be
+# room for one program on a multiprocessor, which waits for memory and computes in turn.
+STRETCH, STRETCH_WARPS = 2048, 16
+# Inputs of a row up to which a kernel also scales gates, whose results stay in registers.
+MOST_SCALED = 32768
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=("x", "scale"), meta_fields=("eps",))
@@ -62,13 +65,16 @@ Rows = Float[Array, "T K"] | Normed | Gated
 
 
 def plain_rows(rows: Rows, implementation: Implementation | None = None) -> Float[Array, "T K"]:
-    """Compute rows: in plain jnp, but for norms whose bits are not to depend on how many there are.
+    """Compute rows: in plain jnp, but for some norms.
 
-    XLA sums up in another order for another number of rows.
+    Their bits are not to depend on how many rows there are ("invariant"), but XLA sums up in
+    another order for another number. And of a row alone it makes two kernels, which take longer.
     """
-    if isinstance(rows, Normed) and implementation == "invariant":
-        return norm_by_kernel(rows)
     if isinstance(rows, Normed):
+        chosen = implementation or choose_implementation(jax.default_backend())
+        is_alone = runs_triton(chosen) and rows.x.shape[0] == 1
+        if chosen == "invariant" or is_alone:
+            return norm_by_kernel(rows)
         return rms_norm(rows.x, rows.scale, rows.eps)
     if isinstance(rows, Gated):
         gate_up = rows.gate_up
@@ -89,19 +95,22 @@ def round_rows(
     chosen = implementation or choose_implementation(jax.default_backend())
     if runs_triton(chosen) and (dtype != FP8 or _triton.has_fp8()):
         return rows_by_kernel(rows, dtype)
-    return reference.round_rows(plain_rows(rows), dtype)
+    return reference.round_rows(plain_rows(rows, chosen), dtype)
 
 
 def rows_by_kernel(rows: Rows, dtype: DTypeLike) -> RoundedRows:
     """Run the Triton implementation: one program a row.
 
-    A GPU's maximum passes over NaN, which gives a finite code there.
+    A GPU's maximum passes over NaN, whose code is NaN in e4m3 and 0 in int8.
     """
     source = _source_of(rows)
     first = source.arrays[0]
     num_rows, width = first.shape[0], first.shape[1] // source.parts
+    whole = _triton.power_of_two(width)
+    stretch = min(whole, STRETCH) if source.in_stretches else whole
+    warps = min(STRETCH_WARPS, choose_warps(width)) if source.in_stretches else choose_warps(width)
     codes, scale = _triton.launch(
-        partial(_kernel, read=source.read, rounded_to=first.dtype),
+        partial(_kernel, read=source.read, rounded_to=first.dtype, stretch=stretch),
         source.arrays,
         [
             jax.ShapeDtypeStruct((num_rows, width), dtype),
@@ -109,7 +118,7 @@ def rows_by_kernel(rows: Rows, dtype: DTypeLike) -> RoundedRows:
         ],
         name="round_rows",
         grid=(num_rows,),
-        knobs=_triton.Launch(num_warps=choose_warps(width), num_stages=1),
+        knobs=_triton.Launch(num_warps=warps, num_stages=1),
     )
     return RoundedRows(codes, scale)
 
@@ -142,6 +151,7 @@ class _Source:
     arrays: list[Array]
     parts: int
     read: Callable[..., Array]  # references to the arrays, row, columns; float32 [C]
+    in_stretches: bool = False  # some columns of a row can be computed without the others
 
 
 def _source_of(rows: Rows) -> _Source:
@@ -150,25 +160,31 @@ def _source_of(rows: Rows) -> _Source:
         return _Source(arrays=[rows.x, rows.scale], parts=1, read=read)
     if isinstance(rows, Gated):
         if rows.scales is None:
-            return _Source(arrays=[rows.gate_up], parts=2, read=_read_gated)
-        arrays = [rows.gate_up, *rows.scales]
-        return _Source(arrays=arrays, parts=2, read=_read_scaled_gated)
+            arrays, read = [rows.gate_up], _read_gated
+        else:
+            arrays, read = [rows.gate_up, *rows.scales], _read_scaled_gated
+        return _Source(arrays=arrays, parts=2, read=read, in_stretches=True)
     return _Source(arrays=[rows], parts=1, read=_read_plain)
 
 
-def _kernel(*refs: Ref, read: Callable[..., Array], rounded_to: jnp.dtype) -> None:
-    """Grid (T,): one row, all of it in registers."""
+def _kernel(*refs: Ref, read: Callable[..., Array], rounded_to: jnp.dtype, stretch: int) -> None:
+    """Grid (T,): one row, read and computed stretch by stretch; its results stay in registers."""
     *sources, codes_ref, scale_ref = refs
     row, width = pl.program_id(0), codes_ref.shape[1]
-    column = pl_range(_triton.power_of_two(width))
-    mask = column < width
-    x = read(*sources, row, column, mask).astype(rounded_to).astype(jnp.float32)
+    columns = [first + pl_range(stretch) for first in range(0, width, stretch)]
+    parts = [read(*sources, row, column, column < width).astype(rounded_to) for column in columns]
+    peaks = [jnp.abs(part.astype(jnp.float32)) for part in parts]
     largest = reference.largest_value(codes_ref.dtype)
-    scale = jnp.maximum(jnp.abs(x).max(axis=0) / largest, reference.SMALLEST_SCALE)
-    values = jnp.minimum(jnp.maximum(x / scale, -largest), largest)
-    if codes_ref.dtype != FP8:
-        values = _triton.round_even(values).astype(jnp.int32)
-    _triton.store(codes_ref.at[row, column], values.astype(codes_ref.dtype), mask=mask)
+    peak = reduce(jnp.maximum, peaks).max(axis=0)
+    scale = jnp.maximum(peak / largest, reference.SMALLEST_SCALE)
+    # No value is more than a last bit above the largest, which rounds to it.
+    by = 1 / scale
+    for column, part in zip(columns, parts, strict=True):
+        values = part.astype(jnp.float32) * by
+        if codes_ref.dtype != FP8:
+            values = _triton.round_even(values).astype(jnp.int32)
+        codes = values.astype(codes_ref.dtype)
+        _triton.store(codes_ref.at[row, column], codes, mask=column < width)
     _triton.store(scale_ref.at[row], scale)
 
 
@@ -212,4 +228,4 @@ def _read_scaled_gated(
 
 
 def _gate(gate: Array, up: Array) -> Array:
-    return gate / (1 + _triton.exp2(gate * -LOG2_E)) * up
+    return gate * _triton.reciprocal(1 + _triton.exp2(gate * -LOG2_E)) * up

@@ -122,7 +122,7 @@ class Linear(nnx.Module):
         if form.kind == "w8a8":
             static = None if self.kernel_input_scale is None else self.kernel_input_scale[...]
             return kernels.w8a8_matmul(x, kernel, scale, static, implementation=implementation)
-        x = kernels.plain_rows(x)
+        x = kernels.plain_rows(x, implementation)
         if self.kernel_zero is None:
             return kernels.int8_matmul(x, kernel, scale, implementation=implementation)
         if self.kernel_order is not None:

@@ -1,5 +1,7 @@
 """Rows rounded to 8 bits by the kernel, interpreted, against float64 and the plain computation."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -181,6 +183,18 @@ def test_who_rounds(
         return [round_rows(x, kind, implementation=implementation) for kind in KINDS.values()]  # type: ignore[arg-type]
 
     assert str(jax.make_jaxpr(both)(rows)).count("pallas_call[") == kinds
+
+
+def test_the_norm_of_a_row_alone_is_one_kernel() -> None:
+    """Of several rows XLA makes one as well."""
+    rows = make_rows("normed", 577, "bfloat16")
+    assert isinstance(rows, Normed)
+    alone = Normed(x=rows.x[3:4], scale=rows.scale, eps=rows.eps)
+    for given, kernels in ((rows, 0), (alone, 1)):
+        traced = jax.make_jaxpr(partial(plain_rows, implementation="triton"))(given)
+        assert str(traced).count("pallas_call[") == kernels
+    found, wanted = plain_rows(alone, "triton"), exact(alone)
+    np.testing.assert_allclose(np.asarray(found, np.float64), wanted, rtol=2.0**-7)
 
 
 def test_warps_depend_on_the_width() -> None:
