@@ -20,8 +20,8 @@ from jaxtyping import Array, Float, Float32
 from swiftjax.kernels import _mosaic
 from swiftjax.kernels.dense_compute import compute
 from swiftjax.kernels.dense_work import (
-    CLUSTER,
     FEW_TOKENS,
+    LEAST_BUSY,
     LEAST_FULL,
     LEAST_TOKENS,
     MOST_TOKENS,
@@ -47,14 +47,17 @@ def is_dense_faster(
     num_tokens: int, num_inputs: int, num_outputs: int, dtype: jnp.dtype, *, gated: bool = False
 ) -> bool:
     """Whether `dense_matmul` takes less time than XLA's product and what follows it."""
-    if dtype.itemsize > 2 or num_tokens < LEAST_TOKENS:
-        return False
     tile = choose_dense_tile(num_tokens, num_inputs * dtype.itemsize, num_outputs, gated=gated)
-    if tile is None:
+    if dtype.itemsize > 2 or tile is None:
         return False
     if gated:
-        is_full = tile.fullness(num_tokens, num_outputs) >= LEAST_FULL
-        return dtype.itemsize == 2 and (is_full or num_tokens <= FEW_TOKENS)
+        fullness = tile.fullness(num_tokens, num_outputs)
+        if num_tokens == tile.rows:  # weights are read once, and that is what takes the time
+            return dtype.itemsize == 2 and fullness >= LEAST_BUSY
+        is_full = fullness >= LEAST_FULL or num_tokens <= FEW_TOKENS
+        return dtype.itemsize == 2 and num_tokens >= LEAST_TOKENS and is_full
+    if num_tokens < LEAST_TOKENS:
+        return False
     if dtype.itemsize == 1:  # XLA has a pass for scales
         return num_tokens <= MOST_TOKENS or num_inputs < num_outputs
     return num_tokens <= MOST_TOKENS and num_inputs <= num_outputs
@@ -84,7 +87,7 @@ def dense_matmul(
     assert tile is not None and tile.fits(x.shape[0], num_outputs), "no tile fills this product"
     plan = Plan(
         tile=tile,
-        cluster=_mosaic.known_cluster(CLUSTER),
+        cluster=_mosaic.known_cluster(tile.cluster(x.shape[0])),
         outputs_first=outputs_first,
         gated=gated,
         has_residual=residual is not None,

@@ -27,6 +27,7 @@ GATED_COLUMNS = 256  # gates and ups of narrower tiles would read tokens too oft
 # XLA leaves gates a pass of their own; ours is faster where rounds are nearly full, or few tokens
 # leave XLA's product slow.
 LEAST_FULL, FEW_TOKENS = 0.9, 256
+LEAST_BUSY = 0.8  # of the multiprocessors: they read weights as fast as memory gives them
 # With fewer tokens XLA is faster, and with more as fast. Of all it is where it adds up a sum over
 # more inputs than there are outputs in parts.
 LEAST_TOKENS, MOST_TOKENS = 256, 2048
@@ -52,9 +53,14 @@ class DenseTile:
         stored = self.warpgroups * 2 * ROWS * STORED * 2
         return (SHARED_BYTES - stored) // ((self.rows + self.columns) * PIECE_BYTES)
 
+    def cluster(self, num_tokens: int) -> int:
+        """Programs that share weights: where a tile has all tokens there is just one."""
+        return 1 if num_tokens == self.rows else CLUSTER
+
     def fits(self, num_tokens: int, num_outputs: int) -> bool:
         """Whether tiles fill the product, a cluster of them at a time."""
-        return num_tokens % (CLUSTER * self.rows) == 0 and num_outputs % self.columns == 0
+        rows = self.cluster(num_tokens) * self.rows
+        return num_tokens % rows == 0 and num_outputs % self.columns == 0
 
     def fullness(self, num_tokens: int, num_outputs: int) -> float:
         """How much of all rounds is work."""

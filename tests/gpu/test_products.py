@@ -106,6 +106,18 @@ def test_dense_products_equal_float64(dtype: str, following: str) -> None:
 
 
 @pytest.mark.skipif(_triton.capability() != _triton.HOPPER, reason="needs a Hopper GPU")
+@pytest.mark.parametrize("warpgroups", [1, 2])
+def test_gates_of_few_tokens_equal_float64(warpgroups: int) -> None:
+    """One tile has all tokens; nobody shares its weights."""
+    tile = DenseTile(warpgroups=warpgroups, columns=256)
+    product = make_product(tile.rows, 2048, 40960, "gated", np.dtype("bfloat16"))
+    run = jax.jit(partial(dense_matmul, gated=True, tile=tile))
+    got = run(product.x, product.kernel)
+    assert product.error(got) < 5e-3
+    np.testing.assert_array_equal(got, run(product.x, product.kernel))
+
+
+@pytest.mark.skipif(_triton.capability() != _triton.HOPPER, reason="needs a Hopper GPU")
 @pytest.mark.parametrize("dtype", DENSE_DTYPES)
 def test_a_row_of_a_dense_product_is_the_same_among_others(dtype: str) -> None:
     product = make_product(1024, 4096, 4096, "nothing", np.dtype(dtype))

@@ -146,6 +146,7 @@ def dense_cases() -> dict[str, Case]:
     """Products of many tokens on Hopper, with all that may follow them, for each tile."""
     cases = {
         "bf16, gated": ("bfloat16", 1024, (4096, 28672), "gated"),
+        "bf16, gates of few tokens": ("bfloat16", 64, (4096, 28672), "gated"),
         "bf16, residual": ("bfloat16", 2048, (4096, 4096), "residual"),
         "bf16, few tokens": ("bfloat16", 256, (4096, 4096), "residual"),
         "fp8": ("float8_e4m3fn", 512, (14336, 4096), "residual"),

@@ -137,9 +137,20 @@ def test_products_that_no_tile_fills_are_left_to_xla() -> None:
 
 
 def test_gates_are_ours_where_rounds_are_full() -> None:
-    bf16, sizes = jnp.dtype("bfloat16"), (128, 256, 512, 768, 1024, 2048, 8192)
+    """Or nearly so where one tile has all tokens."""
+    bf16, sizes = jnp.dtype("bfloat16"), (32, 64, 128, 192, 256, 512, 768, 1024, 2048, 8192)
     ours = [n for n in sizes if dense_matmul.is_dense_faster(n, 4096, 28672, bf16, gated=True)]
-    assert ours == [256, 1024, 2048, 8192]
+    assert ours == [64, 128, 256, 1024, 2048, 8192]
+    assert not dense_matmul.is_dense_faster(64, 2048, 16384, bf16, gated=True)  # a 1B model's
+
+
+@pytest.mark.parametrize("warpgroups", [1, 2])
+def test_a_tile_of_all_tokens_shares_its_weights_with_none(warpgroups: int) -> None:
+    tile = DenseTile(warpgroups=warpgroups, columns=128)
+    assert tile.cluster(tile.rows) == 1 and tile.cluster(2 * tile.rows) == CLUSTER
+    product = make_product(tile.rows, 128, 256, "gated", jnp.dtype("bfloat16"))
+    got = dense_matmul.dense_matmul(product.x, product.kernel, gated=True, tile=tile)
+    assert product.error(got) < 4e-3
 
 
 @pytest.mark.parametrize("following", FOLLOWING)
