@@ -29,10 +29,7 @@ RUNS = {
     "prefill-cudnn": f"{OFFLINE} --prompt-attention cudnn --workload W2",
     "tiles": "python -m benchmarks.attention_tiles",
     "start": f"swiftjax bench startup {DUMMY} --max-batch-size 256 {LIMITS}",
-    "deterministic": (
-        f"swiftjax bench offline {DUMMY} --deterministic --max-batch-size 256 "
-        "--max-num-batched-tokens 512 --max-model-len 9216 --workload W3"
-    ),
+    "deterministic": f"{OFFLINE} --deterministic --workload W1 --workload W3",
     "memory": f"{OFFLINE} --workload memory",
     "memory-1b": f"{OFFLINE.replace('8b', '1b')} --workload memory",
     "memory-70b": (
@@ -40,11 +37,12 @@ RUNS = {
         "--max-batch-size 64 --max-num-batched-tokens 2048 --max-model-len 9216 --workload memory"
     ),
     "fp8": f"{OFFLINE} --quant-type fp8 --workload W1 --workload W2 --workload W3",
-    "int4": f"{OFFLINE} --quant-type int4 --workload W1 --workload W3",
+    "int4": f"{OFFLINE} --quant-type int4 --workload W1 --workload W2 --workload W3",
     "served": f"{SERVING} --workload W3 --workload W4",  # both protocols, four rates: 10 minutes
     "endless": "swiftjax bench streaming --dtype bfloat16 --part endless",
     "turns": f"swiftjax bench streaming {DUMMY} --part position --part turns --answer 1024",
     "products": "python -m benchmarks.quantized_matmul",
+    "products-dense": "python -m benchmarks.dense_matmul",
     "products-compared": "python -m benchmarks.quantized_matmul --compare",
     "step": STEP,
     "step-fp8": f"{STEP} --quant-type fp8",

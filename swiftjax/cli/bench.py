@@ -27,7 +27,10 @@ Out = Annotated[
 Commit = Annotated[
     str | None, typer.Option(help="Commit to record where there is no git.", show_default="git's")
 ]
-Seqs = Annotated[int | None, typer.Option(help="Most sequences that run together.")]
+Seqs = Annotated[
+    int | None,
+    typer.Option("--max-num-seqs", "--max-batch-size", help="Most sequences that run together."),
+]
 Tokens = Annotated[int | None, typer.Option(help="Most tokens in a step.")]
 Length = Annotated[int | None, typer.Option(help="Longest prompt plus answer, in tokens.")]
 Overlap = Annotated[

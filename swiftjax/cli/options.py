@@ -45,9 +45,15 @@ MaxModelLen = Annotated[
     int | None,
     typer.Option(help="Longest prompt plus answer, in tokens.", show_default="the model's own"),
 ]
+# Both spellings everywhere: servers are known for the one, Python's engines for the other.
 MaxNumSeqs = Annotated[
     int | None,
-    typer.Option(help="Most requests in one step.", show_default="64 on a GPU, 8 on a CPU"),
+    typer.Option(
+        "--max-num-seqs",
+        "--max-batch-size",
+        help="Most requests in one step.",
+        show_default="64 on a GPU, 8 on a CPU",
+    ),
 ]
 MaxNumBatchedTokens = Annotated[
     int | None,

@@ -31,6 +31,12 @@ def test_plan_prints_what_fits(cli: Cli) -> None:
     assert told["sequences_by_length"] == {"512": 1, "1024": 0}
 
 
+def test_both_names_of_the_number_of_rows_are_known(cli: Cli) -> None:
+    for name in ("--max-num-seqs", "--max-batch-size"):
+        told = json.loads(cli(*TINY, name, "3", "--json").stdout)
+        assert told["max_batch_size"] == 3
+
+
 def test_plan_refuses_what_cannot_fit(cli: Cli) -> None:
     result = cli(*TINY, "--max-total-token-num", str(10**12))
     assert result.returncode == 2
