@@ -37,26 +37,20 @@ class Prefill(NamedTuple):
 W1 = (*(Decode(batch) for batch in (1, 8, 64, 256)), Decode(16, 8192, 64))
 LONG = Decode(1, 130_000, 1000)
 MEMORY_TOKENS = 4
-# Before calls whose times are subtracted: what a GPU did just before slows it down, and 3 s of
-# prompts are subtracted from 5 s to find 1.5 s of decoding.
-REST_S = 0.3
 W2 = (Prefill(1, 8192), Prefill(16, 1024))
 
 
 def measure_decode(
     engine: Engine, cases: Iterable[Decode], peaks: Peaks | None, *, rounds: int = 2
 ) -> Iterator[Figure]:
-    """Milliseconds a decode step: (t(steps + 1 tokens) - t(1)) / steps, best of the rounds.
-
-    The device rests before each call, so that all begin at the same clock.
-    """
+    """Milliseconds a decode step: (t(steps + 1 tokens) - t(1)) / steps, best of the rounds."""
     for case in cases:
         prompts = random_prompts(engine, [case.prompt_len] * case.batch)
         # The first call of a program takes longer: that of the prompts would be taken off the rest.
         seconds(engine, prompts, 2)
         times = []
         for _ in range(rounds):
-            one, many = (_rested(engine, prompts, count) for count in (1, case.num_steps + 1))
+            one, many = (seconds(engine, prompts, count) for count in (1, case.num_steps + 1))
             times.append((many - one) / case.num_steps * 1e3)
         context = case.prompt_len + case.num_steps // 2
         limit = peaks and decode_ms(engine.built.model_config, case.batch, context, peaks)
@@ -153,11 +147,6 @@ def random_prompts(engine: Engine, lengths: list[int]) -> list[list[int]]:
     rng = np.random.default_rng(0)
     vocab_size = engine.built.model_config.vocab_size
     return [rng.integers(0, vocab_size, length).tolist() for length in lengths]
-
-
-def _rested(engine: Engine, prompts: list[list[int]], num_tokens: int) -> float:
-    time.sleep(REST_S)
-    return seconds(engine, prompts, num_tokens)
 
 
 def seconds(engine: Engine, prompts: list[list[int]], num_tokens: int) -> float:
