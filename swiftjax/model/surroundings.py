@@ -26,8 +26,10 @@ PREFIXES = ("CUBLAS", "CUDA", "CUDNN", "JAX", "LD_", "LIBTPU", "LLVM", "MOSAIC",
             "TRITON", "XLA")  # fmt: skip
 # Where programs are looked for; not what they are.
 PLACES = ("jax_compilation_cache_dir",)
-# A file changed so soon before it was imported may have been imported in its older form.
-SETTLED_SECONDS = 30
+# A file changed so soon before it was imported may have been imported in its older form: times of
+# modification count in seconds, and a file server's clock is not this machine's. No longer, as the
+# first start after an installation is to keep its programs.
+SETTLED_SECONDS = 5
 
 
 def surroundings() -> str | None:
