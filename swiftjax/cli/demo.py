@@ -121,8 +121,8 @@ def _ask(client: "Client", question: str, max_new_tokens: int) -> None:
         num_tokens += len(delta.token_ids)
         if len(arrivals) == 1:
             num_first = num_tokens
-        print(delta.text, end="", flush=True)
-    print()
+        # The line ends with the answer, not with the call, which the server logs when it ends.
+        print(delta.text, end="\n" if delta.finish_reason else "", flush=True)
     print(f"time to first token: {arrivals[0] * 1000:.0f} ms")
     if num_tokens > num_first:
         rate = (num_tokens - num_first) / (arrivals[-1] - arrivals[0])
