@@ -6,7 +6,6 @@ the start. Called by the `serve` command.
 """
 
 import asyncio
-import gc
 import logging
 import math
 import os
@@ -15,6 +14,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from swiftjax.errors import SwiftJaxError
+from swiftjax.garbage import spare_loaded
 from swiftjax.serving.heartbeat import watch_heartbeat
 from swiftjax.serving.listeners import Listen, Listeners
 from swiftjax.serving.served import Served
@@ -102,7 +102,7 @@ async def run_server(
     try:
         served = await load()
         while True:
-            _spare_collector()
+            spare_loaded()
             signals.can_drain = True
             for line in await listeners.open(served):
                 announce(line)
@@ -127,16 +127,6 @@ async def run_server(
             served = again
     finally:
         await listeners.stop()
-
-
-def _spare_collector() -> None:
-    """Let the garbage collector see only what comes from now on: not much, and most of it dies.
-
-    To look through all that was loaded takes 20 ms, in which no stream gets anything.
-    """
-    gc.unfreeze()  # what an engine that died has left
-    gc.collect()
-    gc.freeze()
 
 
 async def _wait_for_signal(

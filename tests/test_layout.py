@@ -15,7 +15,7 @@ LINKED = ("kernels", "converters", "serving")
 # A module may import its own level's package and everything below; engine and model are siblings.
 LEVELS = {
     "batch": 0, "config": 0, "model_config": 0, "errors": 0, "memory": 0, "hf_config": 0,
-    "hf_rope": 0, "quantization": 0, "disk": 0, "shapes": 0, "tokenizer_files": 0,
+    "hf_rope": 0, "quantization": 0, "disk": 0, "garbage": 0, "shapes": 0, "tokenizer_files": 0,
     "kernels": 1,
     "engine": 2, "model": 2,
     "converters": 3, "replay": 3,

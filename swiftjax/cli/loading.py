@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from swiftjax.cli.reporting import print_line
 from swiftjax.config import EngineConfig
 from swiftjax.errors import InvalidRequestError
+from swiftjax.garbage import spare_loaded
 
 if TYPE_CHECKING:
     from swiftjax.build import BuiltCore
@@ -95,6 +96,7 @@ def load_core(config: EngineConfig, *, warm: bool, quiet: bool) -> "BuiltCore":
     if warm:
         with progress("compiling", quiet=quiet) as report:
             built.warm_up(report)
+        spare_loaded()
     return built
 
 

@@ -5,15 +5,51 @@ import time
 from swiftjax.engine.answers import AnswerStream
 from swiftjax.engine.request import (
     Choice,
+    PromptLogprobs,
     Request,
     RequestOutput,
     StepOutput,
     StreamOutput,
     Timings,
+    TopLogprobs,
 )
 from swiftjax.engine.tokenizer import Tokenizer
 
-MAX_UNREAD = 1024  # outputs; they take many times the room of their tokens
+# Tokens whose text is made in one go, beside a step that runs: few are left for the last one, which
+# has none beside it.
+PIECE = 64
+
+
+class _Piece:
+    """Outputs of a choice that have not ended it, joined: one by one they take ten times the room.
+
+    So many small tuples that live on also set off collections of all garbage, 0.35 s each.
+    """
+
+    def __init__(self) -> None:
+        self.token_ids: list[int] = []
+        self._logprobs: list[float] = []
+        self._top_logprobs: list[TopLogprobs] = []
+        self._prompt: PromptLogprobs | None = None
+        self._num_cached_tokens = 0
+
+    def add(self, output: StepOutput) -> None:
+        self.token_ids += output.token_ids
+        self._logprobs += output.logprobs
+        self._top_logprobs += output.top_logprobs
+        self._prompt = self._prompt or output.prompt
+        self._num_cached_tokens = max(self._num_cached_tokens, output.num_cached_tokens)
+
+    def joined(self, like: StepOutput) -> StepOutput:
+        """One output, of the request and choice of another."""
+        return like._replace(
+            token_ids=tuple(self.token_ids),
+            logprobs=tuple(self._logprobs),
+            finish_reason=None,
+            top_logprobs=tuple(self._top_logprobs),
+            prompt=self._prompt,
+            num_cached_tokens=self._num_cached_tokens,
+        )
 
 
 class WholeAnswer:
@@ -23,7 +59,7 @@ class WholeAnswer:
         self.request = request
         self._stream = AnswerStream(request, tokenizer, prompt_text)
         self._deltas: list[list[StreamOutput]] = [[] for _ in range(request.generation.n)]
-        self._unread: list[StepOutput] = []
+        self._pieces = [_Piece() for _ in range(request.generation.n)]
         self._has_stops = bool(request.generation.stop)
         self._first_token: float | None = None
 
@@ -34,15 +70,17 @@ class WholeAnswer:
         """
         if output.token_ids and self._first_token is None:
             self._first_token = time.monotonic() - self.request.arrival_time
-        self._unread.append(output)
-        may_wait = len(self._unread) < MAX_UNREAD and not self._has_stops
-        if output.finish_reason is None and may_wait:
-            return None
-        outputs, self._unread = self._unread, []
+        has_ended, piece = output.finish_reason is not None, self._pieces[output.index]
+        if not has_ended:
+            piece.add(output)
+            if len(piece.token_ids) < PIECE and not self._has_stops:
+                return None
+        self._pieces[output.index] = _Piece()
+        outputs = [piece.joined(output), *((output,) if has_ended else ())]
         ended = None
         for delta in self._stream.merge(outputs):
             self._deltas[delta.index].append(delta)
-            if delta.index == output.index and delta.finish_reason is not None:
+            if delta.finish_reason is not None:
                 ended = delta
         return ended
 
