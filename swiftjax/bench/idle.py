@@ -1,6 +1,7 @@
-"""How much of the time the device has nothing to do while the engine decodes, from a profile.
+"""The timeline of a decode step: what the host does, and how much of it the device is idle.
 
-The details of a figure say what the time is made of: kernels a step, and the longest by name.
+Of the device a profile tells, whose details say what the time is made of: kernels a step, and the
+longest by name.
 """
 
 import re
@@ -17,10 +18,12 @@ import jax
 
 from swiftjax.api import Engine
 from swiftjax.bench.records import Figure
+from swiftjax.bench.timeline import time_stages
 from swiftjax.bench.workloads import random_prompts
 from swiftjax.engine.request import GenerationConfig
+from swiftjax.engine.whole_answer import PIECE
 
-PROMPT_LEN, NUM_STEPS, NUM_NAMES = 512, 40, 16
+NUM_STEPS, NUM_NAMES = 40, 16
 
 
 class Span(NamedTuple):
@@ -31,14 +34,25 @@ class Span(NamedTuple):
     name: str
 
 
-def measure_idle(engine: Engine, batches: Iterable[int]) -> Iterator[Figure]:
-    """Percent of the span of decode steps in which no kernel runs; nothing where none is seen."""
+def measure_idle(engine: Engine, batches: Iterable[int], prompt_len: int) -> Iterator[Figure]:
+    """Milliseconds of a step that the host works, and percent of it in which no kernel runs.
+
+    The second only where kernels are seen in a profile, which takes a GPU.
+    """
     for batch in batches:
-        lengths = [PROMPT_LEN] * batch
-        config = GenerationConfig(max_new_tokens=NUM_STEPS + 40, ignore_eos=True)
+        lengths = [prompt_len] * batch
+        max_new_tokens = PIECE + NUM_STEPS + 40
+        config = GenerationConfig(max_new_tokens=max_new_tokens, ignore_eos=True)
         waiting = {engine.add_request(p, config) for p in random_prompts(engine, lengths)}
         while waiting:  # once all have a first token, only decodes are left
             waiting -= {output.request_id for output in engine.step()}
+        stages = time_stages(engine, PIECE)  # of each answer one piece becomes text
+        worked = sum(ms for stage, ms in stages.items() if stage != "wait")
+        yield Figure(
+            workload="timeline", batch=batch, context=prompt_len, unit="ms/step", value=worked,
+            spread=(worked, worked),
+            details={"ms_by_stage": {name: round(ms, 4) for name, ms in stages.items()}},
+        )  # fmt: skip
         with tempfile.TemporaryDirectory() as folder:
             with jax.profiler.trace(folder):
                 start = time.perf_counter()
@@ -52,7 +66,7 @@ def measure_idle(engine: Engine, batches: Iterable[int]) -> Iterator[Figure]:
         if spans:
             idle = 100 * (1 - _covered(spans) / (spans[-1].end - spans[0].start))
             yield Figure(
-                workload="idle", batch=batch, context=PROMPT_LEN, unit="% of the time", value=idle,
+                workload="idle", batch=batch, context=prompt_len, unit="% of the time", value=idle,
                 spread=(idle, idle),
                 details={"ms_per_step_profiled": took / NUM_STEPS * 1e3, **_made_of(spans)},
             )  # fmt: skip

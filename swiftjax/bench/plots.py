@@ -1,4 +1,7 @@
-"""A plot beside a result file: curves, or how near figures come to limits. Needs matplotlib."""
+"""A plot beside a result file: curves, timelines, or how near figures come to limits.
+
+Needs matplotlib.
+"""
 
 import json
 from pathlib import Path
@@ -21,6 +24,8 @@ def plot_file(path: Path) -> Path:
         records = json.loads(path.read_text())
     except ValueError as error:
         raise InvalidRequestError(f"{path} is no file of records: {error}") from error
+    if any("ms_by_stage" in r for r in records):
+        return _plot_timelines(path, records)
     endless = [r for r in records if "tokens_at" in r]
     if curves := [r for r in records if "perplexity_at" in r]:
         return _plot_perplexity(path, curves)
@@ -60,6 +65,46 @@ def _plot_perplexity(path: Path, records: list[dict[str, Any]]) -> Path:
     axes.legend()
     axes.set_title(f"{records[0]['model']}, {records[0]['dtype']}, {records[0]['gpu']}")
     return _saved(figure, path)
+
+
+def _plot_timelines(path: Path, records: list[dict[str, Any]]) -> Path:
+    """A decode step of each batch: the host's stages, above when the device works and when not."""
+    from matplotlib import pyplot
+
+    hosts = [r for r in records if "ms_by_stage" in r]
+    idle = {_weights_and_batch(r): r["value"] / 100 for r in records if "ms_by_kernel" in r}
+    figure, axes = pyplot.subplots(figsize=(10, 0.9 * len(hosts) + 1.4), layout="constrained")
+    names: list[str] = []
+    for record in hosts:
+        stages, key = record["ms_by_stage"], _weights_and_batch(record)
+        bars = {"{}, {} rows: host".format(*key): stages}
+        if key in idle:
+            whole = sum(stages.values())
+            parts = {"device works": whole * (1 - idle[key]), "idle": whole * idle[key]}
+            bars["{}, {} rows: device".format(*key)] = parts
+        for name, parts in bars.items():
+            names.append(name)
+            left = 0.0
+            for stage, ms in parts.items():
+                axes.barh(name, ms, left=left, color=_STAGE_COLORS[stage])
+                left += ms
+    for stage, color in _STAGE_COLORS.items():
+        axes.barh(names[0], 0, color=color, label=stage)
+    axes.invert_yaxis()
+    axes.set_xlabel("ms of a decode step")
+    axes.legend(ncols=4, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+    figure.suptitle(f"{hosts[0]['model']}, {hosts[0]['gpu']}")
+    return _saved(figure, path)
+
+
+def _weights_and_batch(record: dict[str, Any]) -> tuple[str, int]:
+    return record.get("quant_type", record["dtype"]), record["batch"]
+
+
+_STAGE_COLORS = {
+    "plan": "tab:blue", "batch": "tab:cyan", "dispatch": "tab:green", "wait": "lightgrey",
+    "update": "tab:purple", "text": "tab:red", "device works": "tab:orange", "idle": "black",
+}  # fmt: skip
 
 
 def _plot_fractions(path: Path, records: list[dict[str, Any]]) -> Path:

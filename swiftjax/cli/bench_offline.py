@@ -37,7 +37,10 @@ def offline(
     model: ModelOption = "smollm2-135m",
     load_format: LoadFormatOption = "auto",
     workload: Annotated[
-        list[str] | None, typer.Option(help="W1, W2, W3 (these by default), long, idle, memory.")
+        list[str] | None,
+        typer.Option(
+            help="W1, W2, W3 (these by default), long, idle (timeline of a step), memory."
+        ),
     ] = None,
     small: Annotated[bool, typer.Option(help="Few and short requests, for a CPU.")] = False,
     dtype: DtypeOption = None,
@@ -103,7 +106,7 @@ def _measure(engine: "Engine", workload: str, *, small: bool, plain: bool) -> It
     if workload == "idle":
         from swiftjax.bench.idle import measure_idle
 
-        return measure_idle(engine, (1, 4) if small else (8, 64, 256))
+        return measure_idle(engine, *(((1, 4), 64) if small else ((8, 64, 256), 512)))
     if workload == "long":
         return w.measure_long(engine, w.Decode(1, 512, 32) if small else w.LONG, peaks)
     if workload == "W2":

@@ -7,7 +7,9 @@ import pytest
 
 from swiftjax.bench.lengths import Throughput, throughput_lengths
 from swiftjax.bench.limits import PEAKS, decode_ms, prefill_ms
+from swiftjax.bench.plots import plot_file
 from swiftjax.bench.records import Figure, Run, make_record, write_records
+from swiftjax.bench.timeline import STAGES
 from swiftjax.shapes import SHAPES
 from tests.cli.conftest import Cli
 
@@ -17,18 +19,35 @@ DUMMY = ("--model", "tiny", "--load-format", "dummy", "--small")
 
 
 def test_offline_writes_records(cli: Cli, tmp_path: Path) -> None:
-    workloads = [x for name in ("W1", "W2", "W3", "long") for x in ("--workload", name)]
+    workloads = [x for name in ("W1", "W2", "W3", "long", "idle") for x in ("--workload", name)]
     result = cli(
         "bench", "offline", *DUMMY, *workloads, "--max-batch-size", "4",
         "--max-num-batched-tokens", "64", "--out", str(tmp_path),
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     names = {path.stem for path in (tmp_path / "cpu").glob("*.json")}
-    assert names == {"latency", "prefill", "throughput", "long_context"}
+    assert names == {"latency", "prefill", "throughput", "long_context", "idle"}
     for name in names:
         for record in json.loads((tmp_path / "cpu" / f"{name}.json").read_text()):
             assert record.keys() >= FIELDS
             assert str(tmp_path) not in record["command"]
+
+
+def test_timelines_are_drawn(tmp_path: Path) -> None:
+    stages = {name: 0.5 for name in STAGES}
+    host = Figure(
+        workload="timeline", batch=8, context=512, value=2.5, unit="ms/step", spread=(2.5, 2.5),
+        details={"ms_by_stage": stages},
+    )  # fmt: skip
+    device = Figure(
+        workload="idle", batch=8, context=512, value=1.5, unit="% of the time", spread=(1.5, 1.5),
+        details={"ms_by_kernel": {}},
+    )  # fmt: skip
+    path = tmp_path / "idle.json"
+    for kind in ("int4", "fp8"):  # whose bars have names of their own
+        run = Run(model="m", dtype="bf16", command="c", commit="abc", flags={"quant_type": kind})
+        write_records(path, [make_record(figure, run) for figure in (host, device)])
+    assert plot_file(path).stat().st_size > 0
 
 
 def test_step_and_comparison(cli: Cli, tmp_path: Path) -> None:

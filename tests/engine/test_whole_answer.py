@@ -76,7 +76,9 @@ def test_an_answer_in_pieces_is_that_of_single_outputs(
     assert isinstance(whole, RequestOutput)
     assert [choice.text for choice in whole.choices] == texts
     assert [list(choice.token_ids) for choice in whole.choices] == ids
-    assert [choice.finish_reason for choice in whole.choices] == [ended[i] for i in range(len(choices))]
+    assert [choice.finish_reason for choice in whole.choices] == [
+        ended[i] for i in range(len(choices))
+    ]
     assert all(c.logprobs == tuple(-float(i) for i in c.token_ids) for c in whole.choices)
     assert whole.num_cached_tokens == 3
 
