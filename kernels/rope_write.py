@@ -25,6 +25,8 @@ from swiftjax.kernels.page_refs import PageRefs, split_page_refs, store_pages
 from swiftjax.kernels.paged_tile import Ref, pl_range
 from swiftjax.kernels.quantized_pages import Pages, computed_dtype
 
+MANY_TOKENS = 4096  # from which on the tile stays the same
+
 
 def rope_write(
     k_pages: Pages,
@@ -65,6 +67,12 @@ def rope_write(
     )
     arrays = (k_pages, v_pages, qkv, cos, sin, slot_mapping)
     run = rotate_rows if runs_triton(implementation) else reference.rope_write
+    if implementation == "invariant" and q_norm is not None:
+        # A norm's sum is added up in the order of the tile, which is to be the same for any number.
+        config = choose_rope_config(
+            num_tokens=MANY_TOKENS, num_kv_heads=num_kv_heads, head_dim=head_dim
+        )
+        run = partial(rotate_rows, config=config)
     return run(*arrays, q_norm=q_norm, k_norm=k_norm, eps=eps)
 
 

@@ -41,7 +41,8 @@ def measure_idle(engine: Engine, batches: Iterable[int], prompt_len: int) -> Ite
     """
     for batch in batches:
         lengths = [prompt_len] * batch
-        max_new_tokens = PIECE + NUM_STEPS + 40
+        # Some get their first token while others' prompts are computed, a step for each at worst.
+        max_new_tokens = batch + PIECE + NUM_STEPS + 40
         config = GenerationConfig(max_new_tokens=max_new_tokens, ignore_eos=True)
         waiting = {engine.add_request(p, config) for p in random_prompts(engine, lengths)}
         while waiting:  # once all have a first token, only decodes are left
@@ -60,6 +61,7 @@ def measure_idle(engine: Engine, batches: Iterable[int], prompt_len: int) -> Ite
                     engine.step()
                 took = time.perf_counter() - start
             spans = _kernel_spans(Path(folder))
+        assert engine.built.core.stats().num_running == batch, "answers ended too soon"
         while engine.built.core.has_work:
             engine.step()
         engine.get_completed_requests()

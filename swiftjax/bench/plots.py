@@ -68,7 +68,7 @@ def _plot_perplexity(path: Path, records: list[dict[str, Any]]) -> Path:
 
 
 def _plot_timelines(path: Path, records: list[dict[str, Any]]) -> Path:
-    """A decode step of each batch: the host's stages, above when the device works and when not."""
+    """A decode step of each batch: the host's stages, above the share that the device works."""
     from matplotlib import pyplot
 
     hosts = [r for r in records if "ms_by_stage" in r]

@@ -96,7 +96,7 @@ def load_core(config: EngineConfig, *, warm: bool, quiet: bool) -> "BuiltCore":
     if warm:
         with progress("compiling", quiet=quiet) as report:
             built.warm_up(report)
-        spare_loaded()
+    spare_loaded()
     return built
 
 

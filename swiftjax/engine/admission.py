@@ -67,7 +67,9 @@ class Admission:
             return
         num_free = self.num_free_rows
         if self._gate.is_open(now, num_free) and not self._groups.newcomers_wait(draft, num_free):
-            yield from self._newcomers(draft)
+            for sequence in self._newcomers(draft):
+                self._groups.newcomer_started()
+                yield sequence
 
     def _has_room(self, draft: PlanDraft) -> bool:
         return draft.budget > 0 and self.num_free_rows > 0

@@ -13,6 +13,10 @@ from swiftjax.engine.sequence import Sequence
 from swiftjax.engine.sequence_pages import SequencePages
 from swiftjax.engine.sequence_table import SequenceTable
 
+# Steps in a row that decodes may wait: prompts that end with their first token free their rows, and
+# could come for ever.
+MOST_HELD = 32
+
 
 class PromptGroups:
     """Says who is held back in a plan, and how long, for one scheduler."""
@@ -25,15 +29,22 @@ class PromptGroups:
         self._sequences = sequences
         self._pages = pages
         self._num_idle = 0  # free rows of all steps since newcomers began to wait for company
+        self._num_held = 0  # steps in a row in which decodes waited
 
     def decodes_wait(
         self, draft: PlanDraft, prompts: Iterable[Sequence], num_free_rows: int
     ) -> bool:
         """Whether `prompts`, which run, and those that wait fill a step that is still empty.
 
-        Never where somebody waits for a row or for pages: only decodes free them. A guess, as
-        prefixes may be cached: what such a step has left is for the decodes.
+        Never where somebody waits for a row or for pages, as decodes free them, nor for ever: it
+        counts, and is asked once a plan. A guess, as prefixes may be cached: what such a step has
+        left is for the decodes.
         """
+        fills = self._num_held < MOST_HELD and self._fill_step(draft, prompts, num_free_rows)
+        self._num_held = self._num_held + 1 if fills else 0
+        return fills
+
+    def _fill_step(self, draft: PlanDraft, prompts: Iterable[Sequence], num_free_rows: int) -> bool:
         sequences = self._sequences
         if not self._is_on or sequences.num_queued > num_free_rows or sequences.may_come_back:
             return False
@@ -44,22 +55,22 @@ class PromptGroups:
         return known + self._num_waiting_tokens(num_free_rows) >= draft.budget
 
     def newcomers_wait(self, draft: PlanDraft, num_free_rows: int) -> bool:
-        """Whether newcomers stay out of a step that has other work; asked once a plan.
+        """Whether newcomers stay out of a step that has other work; counts, asked once a plan.
 
         Until they fill it, or all of them have rows, or as many rows as a step has were idle for a
         step since they wait: then company that ends no sooner would cost more than it gives.
         """
-        if not self._is_on:
+        if not self._is_on or not draft.work or len(self._sequences.waiting) <= num_free_rows:
             return False
-        if draft.work and len(self._sequences.waiting) > num_free_rows:
-            self._num_idle += num_free_rows
-            is_short_wait = self._num_idle < self._max_num_seqs
-            if is_short_wait and self._num_waiting_tokens(num_free_rows) < draft.budget:
-                return True
+        self._num_idle += num_free_rows
+        is_short_wait = self._num_idle < self._max_num_seqs
+        return is_short_wait and self._num_waiting_tokens(num_free_rows) < draft.budget
+
+    def newcomer_started(self) -> None:
+        """Whoever waits now begins to wait; until one starts, for want of pages, nobody does."""
         self._num_idle = 0
-        return False
 
     def _num_waiting_tokens(self, num_free_rows: int) -> int:
-        """Of those that the free rows are for under the policy fcfs; under others about as many."""
+        """Prompt tokens of the oldest: those that start first under fcfs, else about as many."""
         first = self._sequences.waiting.oldest_ones(num_free_rows)
         return sum(sequence.num_uncomputed for sequence in first)

@@ -158,16 +158,15 @@ class Scheduler:
         self.preemption.carry_out(draft)
         decodes, prompts = self.sequences.decodes_and_prompts()
         # As a rule decodes come first: each is one token, and they are what running users wait for.
-        first, last = decodes, []
-        if self._admission.decodes_wait(draft, prompts, now):
-            first, last = last, decodes
-        self._plan_each(draft, [*first, *prompts])
+        decodes_wait = self._admission.decodes_wait(draft, prompts, now)
+        self._plan_each(draft, prompts if decodes_wait else [*decodes, *prompts])
         # Whoever was just preempted, or waits for pages, must not lose them to a newcomer, nor
         # come straight back.
         if not draft.is_short:
             for sequence in self._admission.admit(draft, now):
                 self._plan_tokens(draft, sequence)
-        self._plan_each(draft, last)
+        if decodes_wait:
+            self._plan_each(draft, decodes)
         return self._finish_plan(draft)
 
     def update(self, plan: Plan, sampled: Sampled) -> list[StepOutput]:
@@ -211,7 +210,7 @@ class Scheduler:
         start, dropped = sequence.computed_len, sequence.num_dropped
         wanted = total - start
         if wanted > 1 and not (self.num_waiting and self._admission.num_free_rows):
-            wanted = draft.worth_computing(wanted)  # nobody follows who could fill up the step
+            wanted = draft.worth_computing(wanted)  # no newcomer follows who could fill up the step
         end = start + min(wanted, draft.budget)
         end = min(end, (sequence.max_pages + dropped) * page_size)
         if end <= start:

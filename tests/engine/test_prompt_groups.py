@@ -1,5 +1,7 @@
 """With `group_prompts`, prompts are computed in groups that fill steps; answers are the same."""
 
+from itertools import groupby
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +11,9 @@ from hypothesis import strategies as st
 from swiftjax.config import EngineConfig, SchedulerConfig
 from swiftjax.engine.core import EngineCore
 from swiftjax.engine.plan import Plan, PlanDraft
+from swiftjax.engine.prompt_groups import MOST_HELD, PromptGroups
 from swiftjax.engine.request import GenerationConfig
+from swiftjax.engine.sequence import Sequence
 from tests.fakes import ContextRunner, FakeRunner, make_fake_core, make_request, run_to_end
 
 VOCAB = 97
@@ -66,6 +70,41 @@ def test_a_prompt_in_chunks_is_waited_for_to_its_last_full_step() -> None:
     core = grouping()
     core.submit(4, 50)
     assert core.step(5) == [[4, 12], [16], [16], [1, 6], [1, 1]]
+
+
+def test_decodes_do_not_wait_for_ever() -> None:
+    """Prompts that end with their first token free their rows for more of them."""
+    core = grouping()
+    core.submit(4, new=3 * MOST_HELD)
+    core.step()
+    for first in range(2 * MOST_HELD + 2):
+        core.submit(16, new=1, first=first)
+        core.step()
+    had_turns = [1 in [work.num_new for work in plan.work] for plan in core.plans]
+    waits = [len(list(steps)) for had_turn, steps in groupby(had_turns) if not had_turn]
+    assert max(waits) == MOST_HELD
+
+
+class _Waiting:
+    """Three newcomers without a token."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def oldest_ones(self, count: int) -> list[Sequence]:
+        """None that would fill a step."""
+        return []
+
+
+def test_newcomers_that_may_start_do_not_wait_again_until_one_has() -> None:
+    """There may be no pages for them yet."""
+    table: Any = SimpleNamespace(waiting=_Waiting())
+    pages: Any = None
+    groups = PromptGroups(SchedulerConfig(max_num_seqs=4, group_prompts=True), table, pages)
+    draft: Any = SimpleNamespace(work=[1], budget=16)
+    assert [groups.newcomers_wait(draft, 1) for _ in range(6)] == [True] * 3 + [False] * 3
+    groups.newcomer_started()
+    assert groups.newcomers_wait(draft, 1)
 
 
 def test_decodes_go_first_where_prompts_leave_room() -> None:

@@ -64,3 +64,30 @@ def test_rope_write_equals_its_reference(num_tokens: int) -> None:
         ours, theirs = np.asarray(ours, np.float32), np.asarray(theirs, np.float32)
         # One rounding of bfloat16: the two compilers contract multiply and add differently.
         np.testing.assert_allclose(ours, theirs, rtol=2**-7, atol=2**-8)
+
+
+def test_normed_heads_are_the_same_among_others() -> None:
+    """In deterministic mode: the sums of their norms are added up in one order."""
+    num_heads, num_kv_heads, width, most = 32, 8, 128, 2048
+    rng = np.random.default_rng(0)
+    qkv, q_norm, k_norm = (
+        jnp.asarray(rng.normal(size=shape), jnp.bfloat16)
+        for shape in ((most, (num_heads + 2 * num_kv_heads) * width), (width,), (width,))
+    )
+    angle = rng.uniform(0, 6, (most, width // 2)).astype(np.float32)
+    cos, sin, slots = jnp.cos(angle), jnp.sin(angle), jnp.arange(most, dtype=jnp.int32)
+
+    @jax.jit
+    def run(*rows: jax.Array) -> tuple[jax.Array, ...]:
+        pages = jnp.zeros((most // 64, num_kv_heads, 64, width), jnp.bfloat16)
+        return rope_write(
+            pages, pages, *rows, q_norm=q_norm, k_norm=k_norm, eps=1e-6,
+            implementation="invariant",
+        )  # fmt: skip
+
+    q, keys, _ = run(qkv, cos, sin, slots)
+    for count in (1, 8, 32, 128):
+        few_q, few_keys, _ = run(*(x[:count] for x in (qkv, cos, sin, slots)))
+        np.testing.assert_array_equal(few_q, q[:count])
+        here = min(count, 64)
+        np.testing.assert_array_equal(few_keys[0, :, :here], keys[0, :, :here])
