@@ -117,7 +117,8 @@ class EngineConfig:
     wait for prompts that fill whole steps: all answers together are done sooner, single ones stand
     still meanwhile. `trace` is a file to record what the scheduler decides. `overlap` dispatches a
     step before the last one is read (None: on a GPU). `deterministic` has every answer equal bit
-    for bit whatever runs beside it, by kernels that give that or else all steps in one program.
+    for bit whatever runs beside it, by kernels that give that in the place of `mosaic`, or else by
+    all steps in one program.
     `streaming` compiles what requests with sinks and a window need (docs/streaming.md); with a
     `streaming_window` requests that name none get it, and `streaming_sink`. Raises
     InvalidRequestError for a value outside its range.

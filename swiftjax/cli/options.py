@@ -45,7 +45,7 @@ MaxModelLen = Annotated[
     int | None,
     typer.Option(help="Longest prompt plus answer, in tokens.", show_default="the model's own"),
 ]
-# Both spellings everywhere: servers are known for the one, Python's engines for the other.
+# Both spellings wherever a model runs: servers are known for the one, engines for the other.
 MaxNumSeqs = Annotated[
     int | None,
     typer.Option(

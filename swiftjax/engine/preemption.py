@@ -74,7 +74,7 @@ class Preemption:
     def take_pages(self, draft: PlanDraft, sequence: Sequence, count: int) -> bool:
         """Give a running sequence `count` more pages; False if it must wait."""
         while (pages := self._pages.allocate(count)) is None:
-            # Who has just joined is not preempted for, either: such a plan had decodes wait.
+            # Decodes that come last lack pages after others joined: nobody leaves in such a plan.
             if draft.in_flight or draft.admitted:
                 self._lacks_pages = draft.is_short = True
                 return False

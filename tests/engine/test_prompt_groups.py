@@ -200,9 +200,10 @@ LOADS = st.lists(
     rows=st.integers(1, 5),
     budget=st.sampled_from([5, 16, 40]),
     num_pages=st.sampled_from([12, 40]),
+    overlaps=st.booleans(),
 )
 def test_no_plan_is_empty_and_answers_are_those_without_it(
-    load: list[tuple[int, int, int]], rows: int, budget: int, num_pages: int
+    load: list[tuple[int, int, int]], rows: int, budget: int, num_pages: int, overlaps: bool
 ) -> None:
     """Requests of (prompt length, new tokens, steps after it was submitted)."""
 
@@ -211,6 +212,7 @@ def test_no_plan_is_empty_and_answers_are_those_without_it(
         core = make_fake_core(
             group_prompts=group_prompts, vocab_size=VOCAB, num_pages=num_pages, runner=runner,
             max_num_seqs=rows, max_num_batched_tokens=max(budget, rows), max_model_len=44,
+            overlaps=overlaps,
         )  # fmt: skip
         tokens: dict[str, list[int]] = {}
         for number, (length, new, delay) in enumerate(load):
@@ -218,30 +220,38 @@ def test_no_plan_is_empty_and_answers_are_those_without_it(
             config = GenerationConfig(max_new_tokens=new)
             core.submit(make_request(core, prompt, config, request_id=str(number)))
             for _ in range(delay if core.has_work else 0):
-                step(core, runner, tokens)
+                step(core, runner, tokens, overlaps=overlaps)
         while core.has_work:
-            step(core, runner, tokens)
+            step(core, runner, tokens, overlaps=overlaps)
         return [tokens[str(number)] for number in range(len(load))]
 
     assert answer(True) == answer(False)
 
 
-def step(core: EngineCore, runner: FakeRunner, tokens: dict[str, list[int]]) -> None:
-    """Of the plain loop: while there is work, each one computes something."""
+def step(
+    core: EngineCore, runner: FakeRunner, tokens: dict[str, list[int]], *, overlaps: bool
+) -> None:
+    """Of the plain loop each one computes something while there is work."""
     before, had_work = len(runner.batches), core.has_work
     for output in core.step():
         tokens.setdefault(output.request_id, []).extend(output.token_ids)
     core.scheduler.check_integrity()
-    assert len(runner.batches) == before + had_work
+    assert overlaps or len(runner.batches) == before + had_work
 
 
 def test_choices_fork_in_groups_too() -> None:
-    runner = ContextRunner(VOCAB, 64, 4)
-    core = make_fake_core(
-        group_prompts=True, vocab_size=VOCAB, runner=runner, max_num_seqs=5, overlaps=True
-    )
-    for first in range(6):
-        prompt = [first, *range(10, 30)]
-        core.submit(make_request(core, prompt, GenerationConfig(max_new_tokens=5, n=3)))
-    answers = run_to_end(core)
-    assert len(answers) == 6 and all(len(tokens) == 15 for tokens in answers.values())
+    def answer(group_prompts: bool) -> dict[str, list[int]]:
+        runner = ContextRunner(VOCAB, 64, 4)
+        core = make_fake_core(
+            group_prompts=group_prompts, vocab_size=VOCAB, runner=runner, max_num_seqs=5,
+            overlaps=True,
+        )  # fmt: skip
+        for first in range(6):
+            config = GenerationConfig(max_new_tokens=5, n=3)
+            prompt = [first, *range(10, 30)]
+            core.submit(make_request(core, prompt, config, request_id=str(first)))
+        return {name: sorted(tokens) for name, tokens in run_to_end(core).items()}
+
+    grouped = answer(True)
+    assert grouped == answer(False)
+    assert len(grouped) == 6 and all(len(tokens) == 15 for tokens in grouped.values())
