@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from heapq import nlargest
 from operator import itemgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
@@ -24,6 +24,13 @@ from swiftjax.engine.request import GenerationConfig
 from swiftjax.engine.whole_answer import PIECE
 
 NUM_STEPS, NUM_NAMES = 40, 16
+# What the host does for graphs, by XLA's names for it. An update is what a graph costs whose arrays
+# lie elsewhere than in the step before.
+HOST_EVENTS = {
+    "command_buffer::execute": "graph_launches_per_step",
+    "command_buffer::update": "graph_updates_per_step",
+    "CudaKernel::Launch": "launches_outside_graphs_per_step",
+}
 
 
 class Span(NamedTuple):
@@ -60,7 +67,8 @@ def measure_idle(engine: Engine, batches: Iterable[int], prompt_len: int) -> Ite
                 for _ in range(NUM_STEPS):
                     engine.step()
                 took = time.perf_counter() - start
-            spans = _kernel_spans(Path(folder))
+            planes = _planes(Path(folder))
+            spans = _kernel_spans(planes)
         assert engine.built.core.stats().num_running == batch, "answers ended too soon"
         while engine.built.core.has_work:
             engine.step()
@@ -70,14 +78,30 @@ def measure_idle(engine: Engine, batches: Iterable[int], prompt_len: int) -> Ite
             yield Figure(
                 workload="idle", batch=batch, context=prompt_len, unit="% of the time", value=idle,
                 spread=(idle, idle),
-                details={"ms_per_step_profiled": took / NUM_STEPS * 1e3, **_made_of(spans)},
+                details={
+                    "ms_per_step_profiled": took / NUM_STEPS * 1e3,
+                    **count_host_events(planes), **_made_of(spans),
+                },
             )  # fmt: skip
 
 
-def _kernel_spans(folder: Path) -> list[Span]:
-    """Everything on the GPU's streams, sorted."""
+def _planes(folder: Path) -> list[Any]:
     path = next(folder.rglob("*.xplane.pb"))
-    planes = jax.profiler.ProfileData.from_file(str(path)).planes
+    return list(jax.profiler.ProfileData.from_file(str(path)).planes)
+
+
+def count_host_events(planes: Iterable[Any]) -> dict[str, float]:
+    """How often a step launches graphs, patches them, and launches kernels outside of them."""
+    counts = dict.fromkeys(HOST_EVENTS.values(), 0)
+    lines = (line for plane in planes if "GPU" not in plane.name for line in plane.lines)
+    for event in (event for line in lines for event in line.events):
+        if event.name in HOST_EVENTS:
+            counts[HOST_EVENTS[event.name]] += 1
+    return {name: round(count / NUM_STEPS, 2) for name, count in counts.items()}
+
+
+def _kernel_spans(planes: Iterable[Any]) -> list[Span]:
+    """Everything on the GPU's streams, sorted."""
     lines = (line for plane in planes if "GPU" in plane.name for line in plane.lines)
     return sorted(
         Span(event.start_ns, event.start_ns + event.duration_ns, event.name)

@@ -2,9 +2,11 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from swiftjax.bench.idle import NUM_STEPS, count_host_events
 from swiftjax.bench.lengths import Throughput, throughput_lengths
 from swiftjax.bench.limits import PEAKS, decode_ms, prefill_ms
 from swiftjax.bench.plots import plot_file
@@ -48,6 +50,22 @@ def test_timelines_are_drawn(tmp_path: Path) -> None:
         run = Run(model="m", dtype="bf16", command="c", commit="abc", flags={"quant_type": kind})
         write_records(path, [make_record(figure, run) for figure in (host, device)])
     assert plot_file(path).stat().st_size > 0
+
+
+def test_what_the_host_does_for_graphs_is_counted() -> None:
+    """In a profile of the form that jax reads; XLA's names are those of jax 0.11."""
+
+    def plane(name: str, *events: str) -> SimpleNamespace:
+        line = SimpleNamespace(events=[SimpleNamespace(name=event) for event in events])
+        return SimpleNamespace(name=name, lines=[line])
+
+    host = plane("/host:CPU", *["command_buffer::execute"] * 2 * NUM_STEPS, "CudaKernel::Launch")
+    device = plane("/device:GPU:0", "command_buffer::update")
+    assert count_host_events([host, device]) == {
+        "graph_launches_per_step": 2,
+        "graph_updates_per_step": 0,
+        "launches_outside_graphs_per_step": round(1 / NUM_STEPS, 2),
+    }
 
 
 def test_step_and_comparison(cli: Cli, tmp_path: Path) -> None:
