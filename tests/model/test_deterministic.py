@@ -1,8 +1,8 @@
 """Deterministic mode: an answer is equal bit for bit, whatever runs beside it.
 
 On a CPU every step runs in one program. On a Hopper GPU, where this file runs too, steps have
-several sizes: of a 1B model in bfloat16, of 256 rows. Small batches, norms of heads and products of
-other sizes are compared kernel by kernel in `tests/gpu`.
+several sizes: of a 1B model in bfloat16, of 256 rows. `tests/gpu` compares norms of heads from one
+row on, and plain products of 128 rows and more; smaller batches are not compared there.
 """
 
 import jax
